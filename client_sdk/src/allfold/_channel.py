@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from threading import Lock
 from time import monotonic
 from typing import Any
@@ -11,7 +12,9 @@ from typing import Any
 from allfold._calls.call import Call, EpochView, P2PCall
 from allfold._calls.template import Filled
 from allfold._connection import GRACE_SECONDS
+from allfold._in_flight import InFlight
 from allfold._lane.lane_op import LaneOp
+from allfold._lane.recipe import Recipe
 from allfold._lane.short_lane import ShortLane
 from allfold._membership import Membership
 from allfold._staging.choice import stage
@@ -27,7 +30,6 @@ from allfold_core.errors import (
     InvalidArgument,
     LocalError,
 )
-from allfold_core.operations import Fingerprint
 from allfold_core.wire.local_wire import (
     FIRST_PAIR,
     MAX_OPEN_MESSAGES,
@@ -35,6 +37,7 @@ from allfold_core.wire.local_wire import (
     Message,
     OpMessage,
     P2PMessage,
+    pack_json,
 )
 
 _TIDY_EVERY = 64
@@ -46,6 +49,7 @@ class Channel:
 
     Attributes:
         next_op: the number of the next collective.
+        next_pair: the number of the next send or receive.
     """
 
     def __init__(self, membership: Membership) -> None:
@@ -53,10 +57,11 @@ class Channel:
         self._connection = membership.session.connection
         self._lock = Lock()
         self.next_op = membership.first
-        self._next_pair = FIRST_PAIR
+        self.next_pair = FIRST_PAIR
         self._abandoned = range(0)  # the latest in a row
-        self._ops: dict[int, Work] = {}
-        self._messages: dict[int, Work] = {}
+        lander = membership.session.lander
+        self._ops: InFlight[Work] = InFlight(self._connection, lander)
+        self._messages: InFlight[Work] = InFlight(self._connection, lander)
 
     # Collectives
 
@@ -75,24 +80,29 @@ class Channel:
 
     def _send(self, view: EpochView, call: Call, packed: bytes, timeout: float) -> Work:
         """Start a collective with a message."""
-        staged = self._stage(call)
+        sent: list[int] = []
+        staged = None
         try:
+            staged = self._stage(call)
             with self._lock:
                 self._await_room()
-                number = self.next_op
-                self.next_op = number + 1
-                self._membership.epochs.lanes.note_message(number, packed)
+                number, group = self.next_op, self._membership.number
                 source, target, fence = staged.source, staged.target, staged.fence
-                group = self._membership.number
                 message = OpMessage(
                     group, number, timeout, source, target, packed, fence, view.epoch
                 ).pack()
-                work = self._give(number, message, staged, timeout, self._ops)
+                note = partial(self._note_sent, number, packed)
+                work = self._give(number, message, staged, timeout, self._ops, note, sent)
         except BaseException:
-            staged.free()
+            if staged is not None and not sent:
+                staged.free()
             raise
         self._tidy_at_times(self._ops)
         return work
+
+    def _note_sent(self, number: int, packed: bytes | None) -> None:
+        self._membership.epochs.lanes.note_message(number, packed)
+        self.next_op = number + 1
 
     def _post(self, view: EpochView, call: Call, packed: bytes, timeout: float) -> Work | None:
         """Start a collective in the short lane, if that is where it goes and the lane is open."""
@@ -103,15 +113,44 @@ class Channel:
             return None
         now = monotonic()
         self._connection.glance(now)
-        with self._lock:
-            number = self.next_op
-            slot = lane.slot_for(number)
-            if slot < 0 or not self._connection.is_usable:
-                return None
-            give(lane.page, slot, call)
+        number = -1
+        try:
+            with self._lock:
+                number = self.next_op
+                slot = lane.slot_for(number)
+                if slot < 0 or not self._connection.is_usable:
+                    return None
+                give(lane.page, slot, call)
+                op = self._publish(lane, number, slot, recipe, timeout, now)
+            return self._posted(lane, op, call, timeout)
+        except BaseException:
+            self._keep(lane, number, lambda: call, timeout)
+            raise
+
+    def _publish(
+        self,
+        lane: ShortLane,
+        number: int,
+        slot: int,
+        recipe: Recipe,
+        timeout: float,
+        now: float,
+    ) -> LaneOp:
+        """Post a call whose input lies in its slot; with an exception, it was posted or was not."""
+        try:
             op = lane.post(number, slot, recipe, timeout, now)
             self.next_op = number + 1
-            return self._posted(lane, op, call, timeout)
+        except BaseException:
+            if lane.recover(number) is not None:
+                self.next_op = number + 1
+            raise
+        return op
+
+    def _keep(self, lane: ShortLane, number: int, call: Callable[[], Call], timeout: float) -> None:
+        """Have the result of an op put in place, if it was posted before an exception came up."""
+        op = lane.posted(number)
+        if op is not None and op.in_use and number not in self._ops.works:
+            self._posted(lane, op, call(), timeout)
 
     def _posted(self, lane: ShortLane, op: LaneOp, call: Call, timeout: float) -> Work:
         memory = LaneMemory(lane.page, call, op)
@@ -135,42 +174,40 @@ class Channel:
         if lane is None or recipe is None or (arrays := filled.arrays()) is None:
             return self._send_again(prepared, filled, timeout, waits=waits)
         inputs, outputs = arrays
-        with self._lock:
-            number = self.next_op
-            slot = lane.slot_for(number)
+        number = -1
+        try:
+            with self._lock:
+                number = self.next_op
+                slot = lane.slot_for(number)
+                if slot >= 0:
+                    plan = prepared.plan(slot)
+                    for home, array in zip(plan.inputs, inputs, strict=True):
+                        home[...] = array
+                    op = self._publish(lane, number, slot, recipe, timeout, now)
             if slot >= 0:
-                plan = prepared.plan(slot)
-                for home, array in zip(plan.inputs, inputs, strict=True):
-                    home[...] = array
-                op = lane.post(number, slot, recipe, timeout, now)
-                self.next_op = number + 1
+                if waits and lane.finish_at_once(op, plan, outputs):
+                    if self._ops.works:
+                        self._ops.settle_before(number)
+                    return filled.result
+                work = self._posted(lane, op, filled.call(), timeout)
+        except BaseException:
+            self._keep(lane, number, filled.call, timeout)
+            raise
         if slot < 0:
             return self._send_again(prepared, filled, timeout, waits=waits)
-        is_done = False
-        try:
-            is_done = waits and lane.finish_at_once(op, plan, outputs)
-        finally:
-            if not is_done:
-                work = self._posted(lane, op, filled.call(), timeout)
-        if is_done:
-            return filled.result
-        return work.wait() if waits else work
+        return work.given(waits=waits)
 
     def _send_again(
         self, prepared: Prepared, filled: Filled, timeout: float, *, waits: bool
     ) -> Any:
         """Do such a collective with a message, or in its slot if its tensors have to be copied."""
         start = self._send if prepared.recipe is None else self.start_op
-        try:
-            work = start(prepared.view, filled.call(), prepared.packed, timeout)
-        except Exception as error:
-            self.abandon(Fingerprint.unpack(prepared.packed).kind.label, error)
-            raise
-        return work.wait() if waits else work
+        work = start(prepared.view, filled.call(), prepared.packed, timeout)
+        return work.given(waits=waits)
 
     # Collectives that this rank cannot call
 
-    def abandon(self, call: str, error: Exception) -> None:
+    def abandon(self, call: str, error: BaseException) -> None:
         """Take the number of a collective that cannot be called here, and tell the others why.
 
         They hear of it at once, in place of its outcome, and all ranks stay in step. Only where the
@@ -185,15 +222,19 @@ class Channel:
             return
         reason = error.message if isinstance(error, AllfoldError) else repr(error)
         body = {"number": group.number, "call": call, "reason": reason[:_LONGEST_REASON]}
+        sent: list[int] = []
         with self._lock, suppress(AgentLost):  # the caller gets the error of its own
             number = self.next_op
             row = self._abandoned if self._abandoned.stop == number else range(number, number)
             if len(row) >= MAX_OPEN_OPS:
                 return
-            self.next_op = number + 1
-            self._abandoned = range(row.start, number + 1)
-            group.epochs.lanes.note_message(number, None)
-            connection.notify(Message.ABANDON, {**body, "seq": number}, GRACE_SECONDS)
+            message = pack_json(Message.ABANDON, {**body, "seq": number})
+            try:
+                connection.send(message, GRACE_SECONDS, sent)
+            finally:  # as with calls: what was sent has the number
+                if sent:
+                    self._note_sent(number, None)
+                    self._abandoned = range(row.start, number + 1)
 
     # Sends and receives
 
@@ -204,11 +245,13 @@ class Channel:
             InvalidArgument: too many of them have no outcome.
         """
         (tensor,) = call.inputs + call.outputs
-        staged = self._stage(call)
+        sent: list[int] = []
+        staged = None
         try:
+            staged = self._stage(call)
             with self._lock:
                 self._check_room()
-                number, self._next_pair = self._next_pair, self._next_pair + 1
+                number = self.next_pair
                 message = P2PMessage(
                     kind=call.kind,
                     group=self._membership.number,
@@ -223,12 +266,17 @@ class Channel:
                     view=view.epoch,
                     alias=tensor.element.alias,
                 ).pack()
-                work = self._give(number, message, staged, timeout, self._messages)
+                note = partial(self._note_pair, number)
+                work = self._give(number, message, staged, timeout, self._messages, note, sent)
         except BaseException:
-            staged.free()
+            if staged is not None and not sent:
+                staged.free()
             raise
         self._tidy_at_times(self._messages)
         return work
+
+    def _note_pair(self, number: int) -> None:
+        self.next_pair = number + 1
 
     # Both
 
@@ -243,42 +291,65 @@ class Channel:
         message: bytes,
         staged: Staged,
         timeout: float,
-        in_flight: dict[int, Work],
+        in_flight: InFlight[Work],
+        note: Callable[[], None],
+        sent: list[int],
     ) -> Work:
-        """Give the agent a call; one at a time, because calls are numbered as they go."""
-        connection, group = self._connection, self._membership
-        pending = connection.expect((Message.OP, group.number, number))
-        connection.send(message, timeout + GRACE_SECONDS)
-        return Work(connection, pending, group.epochs, number, staged, timeout, in_flight)
+        """Give the agent a call; one at a time, because calls are numbered as they go.
 
-    def _tidy_at_times(self, in_flight: dict[int, Work]) -> None:
-        if len(in_flight) % _TIDY_EVERY == 0:
-            self._tidy()
+        A signal's handler may raise an exception anywhere. What was sent is called and in flight;
+        what was not, has no number.
+
+        Args:
+            note: notes that the number is taken.
+            sent: gets an element as the message is sent.
+        """
+        connection, group = self._connection, self._membership
+        key = (Message.OP, group.number, number)
+        try:
+            pending = connection.expect(key)
+            work = Work(connection, pending, group.epochs, number, staged, timeout, in_flight)
+            connection.send(message, timeout + GRACE_SECONDS, sent)
+            note()
+        except BaseException:
+            if sent:
+                note()
+            else:
+                in_flight.works.pop(number, None)
+                connection.forget(key)
+            raise
+        return work
+
+    def _tidy_at_times(self, in_flight: InFlight[Work]) -> None:
+        if len(in_flight.works) % _TIDY_EVERY == 0:
+            in_flight.tidy()
 
     def _await_room(self) -> None:
         """Wait until one more collective may be in flight."""
-        while len(self._ops) >= MAX_OPEN_OPS:
-            for oldest in list(self._ops.values())[:1]:
+        works = self._ops.works
+        while len(works) >= MAX_OPEN_OPS:
+            for oldest in list(works.values())[:1]:
                 oldest.settle()
-            self._tidy()
+            self._ops.tidy()
 
     def _check_room(self) -> None:
         """Refuse a message where too many are in flight: which of them ends first is not known."""
-        if len(self._messages) < MAX_OPEN_MESSAGES:
+        works = self._messages.works
+        if len(works) < MAX_OPEN_MESSAGES:
             return
-        self._tidy()
-        if len(self._messages) >= MAX_OPEN_MESSAGES:
+        self._messages.tidy()
+        if len(works) >= MAX_OPEN_MESSAGES:
             view = self._membership.view
             raise InvalidArgument(
-                f"rank {view.rank} has {len(self._messages)} sends and receives in flight in group "
+                f"rank {view.rank} has {len(works)} sends and receives in flight in group "
                 f"'{view.group}', the most there may be; wait for some of them first"
             )
 
     # In flight
 
     def in_flight(self) -> list[Work]:
-        """Return the handles of calls whose outcome this process does not know yet."""
-        return [*self._ops.values(), *self._messages.values()]
+        """Return the handles of calls that are not done."""
+        return [*self._ops.works.values(), *self._messages.works.values()]
 
     def quiesce(self, seconds: float) -> bool:
         """Wait up to ``seconds`` for all in flight; return True if every one has an outcome."""
@@ -287,18 +358,25 @@ class Channel:
             work.settle_within(max(0.0, deadline - monotonic())) for work in self.in_flight()
         )
 
-    def _tidy(self) -> None:
-        """Process replies, so that the agent can go on sending, and settle what is done."""
-        self._connection.drain()
+    def watch(self) -> None:
+        """Have the results of all calls put in place although no thread may wait for them."""
+        self._ops.watch()
+        self._messages.watch()
+
+    def disclaim(self, error: AllfoldError) -> None:
+        """Leave the tensors of what is in flight alone: a result ends in this error."""
         for work in self.in_flight():
-            work.settle_if_done()
+            work.disclaim(error)
 
 
-def _is_for_this_rank(error: Exception) -> bool:
+def _is_for_this_rank(error: BaseException) -> bool:
     """Return True for an error of one call, of which no other rank hears.
 
-    A ``TypeError`` is that of a function that was called with the wrong arguments, so not at all.
+    Of exceptions that are not Allfold's, those that memory and libraries raise. Others are of the
+    program: a ``TypeError`` is that of a function that was called with the wrong arguments, so not
+    at all, and what a signal's handler raises may come up anywhere.
     """
     if isinstance(error, AllfoldError):
-        return isinstance(error, LocalError | ArenaExhausted | GpuFailed)
-    return not isinstance(error, TypeError)
+        is_local = isinstance(error, LocalError | ArenaExhausted | GpuFailed)
+        return is_local and not isinstance(error, TypeError)
+    return isinstance(error, MemoryError | BufferError | RuntimeError | ValueError)

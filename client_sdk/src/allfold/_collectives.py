@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any, TypeVar, Unpack, cast
 
@@ -13,6 +14,7 @@ from allfold._calls import movement, point_to_point, reductions, unrooted
 from allfold._calls.call import AUTO, CollectiveCall, EpochView, P2PCall
 from allfold._calls.likeness import Likeness, likeness
 from allfold._options import OPTIONS, Options, name_check, with_checked_names
+from allfold_core.errors import InvalidArgument
 from allfold_core.operations import ReduceOp
 
 UNLIKE = object()
@@ -30,21 +32,23 @@ def collective(describe: Method) -> Method:
 
     @wraps(describe)
     def call(self: Any, *given: Any, **named: Any) -> Any:
-        key = likeness(describe, given, named)
-        if key is not None:
-            result = self._repeat(key, given, named)
-            if result is not UNLIKE:
-                return result
-        check(named)
-        options = {name: value for name, value in named.items() if name in OPTIONS}
-        is_async = options.pop("async_op", False)
+        number = self.next_op
         try:
+            key = likeness(describe, given, named)
+            if key is not None:
+                result = self._repeat(key, given, named)
+                if result is not UNLIKE:
+                    return result
+            check(named)
+            options = {name: value for name, value in named.items() if name in OPTIONS}
+            waits = not options.pop("async_op", False)
             view, described = describe(self, *given, **named)
+            number = self.next_op  # to describe a call may have taken an op of its own
             work = self._start(view, described, key, (*given, *named.values()), **options)
-        except Exception as error:
-            self._refuse(describe.__name__, error)
+            return work.given(waits=waits)
+        except BaseException as error:
+            self._see_to_failed(describe.__name__, error, number)
             raise
-        return work if is_async else work.wait()
 
     return cast(Method, call)
 
@@ -56,6 +60,23 @@ class Collectives(ABC):
     @abstractmethod
     def _view(self) -> EpochView:
         """The epoch whose numbers a call has: that of the time of the call."""
+
+    @property
+    @abstractmethod
+    def next_op(self) -> int:
+        """The number of the next collective that this rank calls."""
+
+    @abstractmethod
+    def _see_to_failed(self, call: str, error: BaseException, number: int) -> None:
+        """See to a collective that ends with an error.
+
+        What was called is in flight, and the error says so. Of what could not be called for a
+        reason of this rank alone, the others are told.
+
+        Args:
+            call: the name of the collective.
+            number: ``next_op`` as it was before the call.
+        """
 
     @abstractmethod
     def _repeat(self, key: Likeness, given: Sequence[Any], named: Mapping[str, Any]) -> Any:
@@ -84,14 +105,6 @@ class Collectives(ABC):
         Args:
             key: what it has in common with calls that are like it.
             given: its arguments.
-        """
-
-    @abstractmethod
-    def _refuse(self, call: str, error: Exception) -> None:
-        """Tell the others of a collective that this rank cannot call, for a reason of its own.
-
-        Args:
-            call: the name of the collective.
         """
 
     @abstractmethod
@@ -156,8 +169,17 @@ class Collectives(ABC):
         """
         view, found = self._view, root is None
         if root is None:
-            view, tensor, root = self._find_source(tensor, options.get("timeout"))
-        call = movement.broadcast(view, tensor, root, options.get("wire"))
+            view, record, unfit = self._search(tensor, options.get("timeout"))
+            # An error that all ranks have is first: the op after the search is called by none then.
+            root = unrooted.source_in(view, record)
+            with self._calling("broadcast"):
+                if unfit is not None:
+                    raise unfit
+                if tensor is None:
+                    tensor = unrooted.new_target(view, record, root)
+                call = movement.broadcast(view, tensor, root, options.get("wire"))
+        else:
+            call = movement.broadcast(view, tensor, root, options.get("wire"))
         call.is_unlike = found
         return view, call
 
@@ -322,10 +344,12 @@ class Collectives(ABC):
         """Wait until every rank has called it."""
         return self._view, movement.barrier()
 
-    def _find_source(self, tensor: Any, timeout: float | None) -> tuple[EpochView, Any, int]:
-        """Agree on the one rank that brought a tensor; return its number, and this rank's tensor.
+    def _search(
+        self, tensor: Any, timeout: float | None
+    ) -> tuple[EpochView, Any, InvalidArgument | None]:
+        """Agree on who brings a tensor; return all ranks' record, and why this one's cannot be.
 
-        And the epoch that it is a number of: where the ranks change meanwhile, they agree again.
+        And the epoch that the record is of: where the ranks change meanwhile, they agree again.
         """
         while True:
             view = self._view
@@ -334,11 +358,14 @@ class Collectives(ABC):
             work = self._start(view, search, None, (), timeout=timeout)
             work.wait()
             if work.epoch == view.epoch:
-                break
-        # An error that all ranks have is first: the op after this one is not called by anybody.
-        source = unrooted.source_in(view, record)
-        if unfit is not None:
-            raise unfit
-        if tensor is None:
-            tensor = unrooted.new_target(view, record, source)
-        return view, tensor, source
+                return view, record, unfit
+
+    @contextmanager
+    def _calling(self, call: str) -> Iterator[None]:
+        """What fails in here is a collective that comes after another one of the same call."""
+        number = self.next_op
+        try:
+            yield
+        except BaseException as error:
+            self._see_to_failed(call, error, number)
+            raise

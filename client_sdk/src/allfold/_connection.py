@@ -13,10 +13,10 @@ import select
 import socket
 import struct
 import weakref
-from collections.abc import Callable, Hashable, Mapping
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
-from threading import Condition, Lock
+from threading import Condition, Lock, get_ident
 from time import monotonic
 from typing import Any, Protocol
 
@@ -55,6 +55,12 @@ _GLANCE_SECONDS = 0.1
 GRACE_SECONDS = 5.0
 _DESCRIPTOR = struct.Struct("i")
 _SOME_DESCRIPTORS = socket.CMSG_SPACE(4 * _DESCRIPTOR.size)
+_RECEIVING = (MAX_MESSAGE,), (_SOME_DESCRIPTORS,), (socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC,)
+# How long a thread sleeps at most while another one reads, which an exception may have ended.
+_NAP_SECONDS = 0.5
+
+Received = tuple[bytes, list[tuple[int, int, bytes]], int, Any]
+"""What ``recvmsg`` returns."""
 
 
 class Files:
@@ -62,8 +68,12 @@ class Files:
 
     def __init__(self, packed: bytes) -> None:
         self.descriptors = [number for (number,) in _DESCRIPTOR.iter_unpack(packed)]
-        for each in self.descriptors:
-            weakref.finalize(self, os.close, each)
+        weakref.finalize(self, _close, self.descriptors)
+
+
+def _close(descriptors: Sequence[int]) -> None:
+    for each in descriptors:
+        os.close(each)
 
 
 class GroupListener(Protocol):
@@ -106,8 +116,10 @@ class Connection:
         self._readable.register(self._socket, select.POLLIN)
         self._lock = Lock()
         self._changed = Condition(self._lock)
-        self._reading = False
-        self._asleep = 0
+        self._reader = 0  # the thread that reads
+        self._others_wait = False
+        self._inbox: deque[Received] = deque()
+        self._opened: tuple[Received | None, Files | None] = (None, None)
         self._pending: dict[Hashable, Pending] = {}
         self._listeners: dict[int, GroupListener] = {}
         self._requests = itertools.count(1)
@@ -166,17 +178,29 @@ class Connection:
             self._pending[key] = pending
         return pending
 
+    def forget(self, key: Hashable) -> None:
+        """Expect no such answer any more, as the request was not sent."""
+        with self._lock:
+            self._pending.pop(key, None)
+
     def notify(self, kind: Message, body: dict[str, Any], timeout: float) -> None:
         """Send a message that has no answer."""
         self.send(pack_json(kind, body), timeout)
 
-    def send(self, message: bytes, timeout: float) -> None:
+    def send(self, message: bytes, timeout: float, sent: list[int] | None = None) -> None:
         """Send one message; the agent has ``timeout`` seconds to take it.
+
+        Args:
+            sent: gets one element in the very step in which the message is sent, so that the caller
+                knows whether it was, whenever a signal's handler raises an exception.
 
         Raises:
             AgentLost: the agent is gone, or takes nothing.
         """
-        self._hand_over(partial(self._socket.send, message, socket.MSG_DONTWAIT), timeout)
+        sizes = [] if sent is None else sent
+        message_and_flags = (message,), (socket.MSG_DONTWAIT,)
+        # No handler runs within a call into C, as it does between the end of a call and its result.
+        self._hand_over(lambda: sizes.extend(map(self._socket.send, *message_and_flags)), timeout)
 
     def send_descriptor(self, message: bytes, descriptor: int, timeout: float) -> None:
         """Send one message with a file descriptor; see :meth:`send`."""
@@ -185,7 +209,7 @@ class Connection:
             lambda: socket.send_fds(self._socket, [message], [descriptor], flags), timeout
         )
 
-    def _hand_over(self, give: Callable[[], int], timeout: float) -> None:
+    def _hand_over(self, give: Callable[[], object], timeout: float) -> None:
         """Do ``give()`` as soon as the socket has room for it, which it nearly always has."""
         try:
             try:
@@ -195,7 +219,7 @@ class Connection:
         except (OSError, ValueError) as error:
             raise self.lose(f"the node agent at {self.path} is gone: {error}") from error
 
-    def _await_room(self, give: Callable[[], int], timeout: float) -> None:
+    def _await_room(self, give: Callable[[], object], timeout: float) -> None:
         room = select.poll()
         room.register(self._socket, select.POLLOUT)
         deadline = monotonic() + timeout
@@ -239,9 +263,9 @@ class Connection:
         deadline = monotonic() + timeout
         while not condition():
             left = deadline - monotonic()
+            self._advance(condition, max(left, 0.0))
             if left <= 0:
-                return False
-            self._advance(condition, left)
+                return condition()
         return True
 
     def poll(self, pending: Pending) -> bool:
@@ -262,56 +286,89 @@ class Connection:
 
     def _advance(self, condition: Callable[[], bool], timeout: float) -> None:
         """Process messages as they come, or wait while another thread does so."""
+        try:
+            if self._begin_reading(condition, timeout):
+                self._take_in(timeout)
+                self._end_reading()
+        except BaseException:
+            self._end_reading()
+            raise
+
+    def _begin_reading(self, condition: Callable[[], bool], timeout: float) -> bool:
+        """Return True if it is the turn of this thread; else it has waited, or need not."""
         with self._lock:
             if condition():
-                return
-            if self._reading:
-                self._asleep += 1
-                self._changed.wait(min(timeout, _LONGEST_WAIT))
-                self._asleep -= 1
-                return
-            self._reading = True
-        try:
-            self._take_in(timeout)
-        finally:
-            with self._lock:
-                self._reading = False
-                if self._asleep:
-                    self._changed.notify_all()
+                return False
+            if not self._reader:
+                self._reader = get_ident()
+                return True
+            self._others_wait = True
+            self._changed.wait(min(timeout, _NAP_SECONDS))
+            return False
+
+    def _end_reading(self) -> None:
+        """Let another thread read. To do so twice, or for another thread, does no harm."""
+        with self._lock:
+            if self._reader == get_ident():
+                self._reader = 0
+            if self._others_wait:
+                self._others_wait = False
+                self._changed.notify_all()
 
     def _take_in(self, timeout: float) -> None:
         """Wait for a message; where more are expected, process those that have arrived as well."""
-        received = self._receive(timeout)
-        while received is not None:
-            with self._lock:
-                self._dispatch(*received)
-            received = self._receive(0.0) if self._pending else None
+        if not self._inbox:  # else an exception has come up in the processing of one
+            self._receive(timeout)
+        while self._inbox:
+            self._process(self._inbox[0])
+            if not self._inbox and self._pending:
+                self._receive(0.0)
 
-    def _receive(self, timeout: float) -> tuple[bytes, Files | None] | None:
-        """Return the next message and the files that came with it.
-
-        ``None`` where no message came in time, or none can come any more.
-        """
+    def _receive(self, timeout: float) -> None:
+        """Put the next message into the inbox, unless none came in time or none can come."""
         try:
             if timeout > 0 and not self._readable.poll(min(timeout, _LONGEST_WAIT) * 1000):
-                return None
-            data, beside, _, _ = self._socket.recvmsg(
-                MAX_MESSAGE, _SOME_DESCRIPTORS, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
-            )
+                return
+            # In one step, see send: what was taken from the socket is not lost with an exception.
+            self._inbox.extend(map(self._socket.recvmsg, *_RECEIVING))
         except BlockingIOError:
-            return None
+            return
         except OSError as error:
             self.lose(f"the node agent at {self.path} is gone: {error}")
-            return None
+
+    def _process(self, received: Received) -> None:
+        """Process the first message of the inbox, and remove it."""
+        data, beside = received[:2]
         if not data:
             self.lose(f"the node agent at {self.path} closed the connection")
-            return None
-        return data, Files(beside[0][2]) if beside else None
+            self._inbox.popleft()
+            return
+        with self._lock:
+            again = self._opened[0] is received
+            if not again:
+                self._opened = (received, Files(beside[0][2]) if beside else None)
+            self._dispatch_or_drop(data, self._opened[1], again=again)
+            self._inbox.popleft()
+            self._opened = (None, None)
 
-    def _dispatch(self, data: bytes, files: Files | None) -> None:
+    def _dispatch_or_drop(self, data: bytes, files: Files | None, *, again: bool) -> None:
+        try:
+            self._dispatch(data, files, again=again)
+        except BaseException:
+            if again:  # it was no signal's handler, but is the message
+                self._inbox.popleft()
+            raise
+
+    def _dispatch(self, data: bytes, files: Files | None, *, again: bool) -> None:
+        """Process a message.
+
+        Args:
+            again: an exception has come up in the middle of it before.
+        """
         kind = data[0]
         if kind in (Message.DONE, Message.FAILED):
-            self._settle_call(Outcome.unpack(data))
+            if not self._settle_call(Outcome.unpack(data)) and not again:
+                log.error("unexpected message from the node agent: %s", Outcome.unpack(data))
             return
         body = unpack_json(data)
         if files is not None:
@@ -320,19 +377,25 @@ class Connection:
             self._take_news(kind, body)
         elif kind == Message.DRAIN:
             self.on_drain(body["reason"])
-        elif kind == Message.REFUSED:
-            error_key = self._refused(body)
-            self._settle(error_key, {}, from_dict(body))
-        elif kind == Message.WELCOME:
-            self._settle(Message.HELLO, body, None)
-        elif kind in _ANSWERS:
-            self._settle((_ANSWERS[Message(kind)], body["request"]), body, None)
+        elif (key := self._key_of(kind, body)) is not None:
+            error = from_dict(body) if kind == Message.REFUSED else None
+            if not self._settle(key, {} if error else body, error) and not again:
+                log.error("unexpected message from the node agent: %s %s", key, error or body)
 
-    def _settle_call(self, outcome: Outcome) -> None:
-        pending = self._pending.pop((Message.OP, outcome.group, outcome.seq), None)
+    def _key_of(self, kind: int, body: dict[str, Any]) -> Hashable | None:
+        """Return the key of the request that a message answers; ``None`` if it is no answer."""
+        if kind == Message.REFUSED:
+            return self._refused(body)
+        if kind == Message.WELCOME:
+            return Message.HELLO
+        return (_ANSWERS[Message(kind)], body["request"]) if kind in _ANSWERS else None
+
+    def _settle_call(self, outcome: Outcome) -> bool:
+        """Take the outcome of an op; return False if it is unknown."""
+        key = (Message.OP, outcome.group, outcome.seq)
+        pending = self._pending.get(key)
         if pending is None:
-            self._settle_posted(outcome)
-            return
+            return self._settle_posted(outcome)
         pending.epoch, pending.participants = outcome.epoch, outcome.participants
         pending.edge = outcome.edge
         if outcome.kind is Message.FAILED:
@@ -340,14 +403,15 @@ class Connection:
         elif outcome.body is not None:
             pending.answer = outcome.body
         pending.done = True
+        self._pending.pop(key, None)
+        return True
 
-    def _settle_posted(self, outcome: Outcome) -> None:
+    def _settle_posted(self, outcome: Outcome) -> bool:
         """Take the outcome of an op that was not asked for by a message."""
         listener = self._listeners.get(outcome.group)
         failed = outcome.kind is Message.FAILED
         error = from_dict(outcome.body or {}) if failed else None
-        if listener is None or not listener.settle(outcome, error):
-            log.error("unexpected message from the node agent: %s", outcome)
+        return listener is not None and listener.settle(outcome, error)
 
     def _take_news(self, kind: int, body: dict[str, Any]) -> None:
         """Take in what the agent says of a group unasked, unless the group was left."""
@@ -365,16 +429,18 @@ class Connection:
         asked = [(kind, number) for kind in _ANSWERS.values()]
         return next((key for key in asked if key in self._pending), Message.HELLO)
 
-    def _settle(self, key: Hashable, answer: dict[str, Any], error: AllfoldError | None) -> None:
-        pending = self._pending.pop(key, None)
+    def _settle(self, key: Hashable, answer: dict[str, Any], error: AllfoldError | None) -> bool:
+        """Take the answer to a request; return False if there is no such request."""
+        pending = self._pending.get(key)
         if pending is None:
-            log.error("unexpected message from the node agent: %s %s", key, error or answer)
-            return
+            return False
         pending.answer, pending.error, pending.done = answer, error, True
+        self._pending.pop(key, None)
+        return True
 
     def lose(self, message: str) -> AgentLost:
         """Give the agent up: all that waits, and every later call, gets this error."""
-        with self._changed:
+        with self._lock:
             if self._lost is None:
                 self._lost = AgentLost(f"{message}; the ops in flight are lost")
             for pending in self._pending.values():
@@ -426,7 +492,7 @@ class Connection:
         self._socket.close()
 
 
-def _done(give: Callable[[], int]) -> bool:
+def _done(give: Callable[[], object]) -> bool:
     try:
         give()
     except BlockingIOError:

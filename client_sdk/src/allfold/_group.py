@@ -30,9 +30,11 @@ from allfold_core.errors import (
     InvalidArgument,
     MultipleUnregister,
     PeerMissing,
+    RegisterNotFirstOperation,
     WorldChanged,
 )
 from allfold_core.verdict import counted
+from allfold_core.wire.local_wire import FIRST_PAIR
 
 log = logging.getLogger("allfold")
 
@@ -60,6 +62,11 @@ class Group(Collectives):
             lossy ``wire`` in one call is added to the next.
         async_op: return a handle instead of waiting. A rank has at most 1024 collectives of a group
             in flight: one more first waits until the oldest is done.
+
+    A signal's handler may raise an exception in the middle of a call (Ctrl-C, a time limit). The
+    group stays usable. If the other ranks can have seen the call by then, it counts: a note at the
+    exception says so, :attr:`next_op` has gone on, and the result comes to the tensor by itself. If
+    not, this rank has not called.
 
     Errors that all of them raise:
         InvalidArgument: the tensor or an argument of this rank cannot work; no data was sent. The
@@ -242,6 +249,7 @@ class Group(Collectives):
         except MultipleUnregister:
             return
         finally:
+            self._disclaim()
             self._on_left(self)
 
     def abandon(self, parting: Parting | None = None) -> None:
@@ -251,7 +259,17 @@ class Group(Collectives):
         except MultipleUnregister:
             return
         finally:
+            self._disclaim()
             self._on_left(self)
+
+    def _disclaim(self) -> None:
+        """Leave the tensors of ops in flight alone: they are the program's again."""
+        self._channel.disclaim(
+            RegisterNotFirstOperation(
+                f"rank {self.rank} has left group '{self.name}' with the op in flight; its outcome "
+                "is not known"
+            )
+        )
 
     @property
     def should_leave(self) -> bool:
@@ -279,7 +297,7 @@ class Group(Collectives):
         self._draining.ask("the program asked for it")
 
     def quiesce(self, seconds: float) -> bool:
-        """Wait up to ``seconds``; return True if every op in flight has an outcome."""
+        """Wait up to ``seconds``; return True if no op is in flight any more."""
         return self._channel.quiesce(seconds)
 
     def empty(
@@ -337,10 +355,7 @@ class Group(Collectives):
             return UNLIKE
         if not named:
             return self._channel.repeat(prepared, given, self.timeout, now, waits=True)
-        try:
-            seconds = self._seconds(named.get("timeout"))
-        except InvalidArgument:
-            return UNLIKE  # it is refused like any other call
+        seconds = self._seconds(named.get("timeout"))
         given, waits = (*given, *named.values()), not named.get("async_op")
         return self._channel.repeat(prepared, given, seconds, now, waits=waits)
 
@@ -380,14 +395,6 @@ class Group(Collectives):
             self._remember(key, view, call, packed, given)
         return work
 
-    def _refuse(self, call: str, error: Exception) -> None:
-        """Tell the others of a collective that this rank cannot call, for a reason of its own.
-
-        Not if too few ranks are left: the others wait at an edge then, and call no op.
-        """
-        if not self.membership.epochs.awaits_others:
-            self._channel.abandon(call, error)
-
     def _remember(
         self,
         key: Likeness,
@@ -409,10 +416,32 @@ class Group(Collectives):
         self, view: EpochView, call: P2PCall, timeout: float | None, async_op: bool
     ) -> Any:
         """Start a send or a receive, and wait for it unless the caller wants to do so."""
-        seconds = self._seconds(timeout)
-        self.membership.check()
-        work = self._channel.start_pair(view, call, seconds)
-        return work if async_op else work.wait()
+        number = self._channel.next_pair
+        try:
+            seconds = self._seconds(timeout)
+            self.membership.check()
+            work = self._channel.start_pair(view, call, seconds)
+            return work.given(waits=not async_op)
+        except BaseException as error:
+            if self._channel.next_pair > number:
+                self._note_in_flight(error, f"message {number - FIRST_PAIR}")
+            raise
+
+    def _see_to_failed(self, call: str, error: BaseException, number: int) -> None:
+        if self.next_op > number:
+            self._note_in_flight(error, f"op {number}")
+        elif not self.membership.epochs.awaits_others:
+            # Where too few ranks are left, the others wait at an edge, and call no op.
+            self._channel.abandon(call, error)
+
+    def _note_in_flight(self, error: BaseException, what: str) -> None:
+        """Have the results of calls put in place that nobody has a handle of, and say so."""
+        self._channel.watch()
+        if not isinstance(error, AllfoldError):
+            error.add_note(
+                f"allfold: the interrupted call is {what} of group '{self.name}'. It counts: the "
+                "other ranks go on with it, and its result comes to its tensor by itself."
+            )
 
     def _seconds(self, timeout: float | None) -> float:
         return self.timeout if timeout is None else checked_seconds("timeout", timeout)

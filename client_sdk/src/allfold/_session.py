@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from allfold import _tracer
 from allfold._arena import Arena, host_memory
 from allfold._connection import Connection
+from allfold._in_flight import Lander
 from allfold._lane import futex
 from allfold_core.errors import AgentLost
 from allfold_core.wire.local_wire import SEGMENT, Message
@@ -23,6 +24,9 @@ class Session:
     Args:
         path: of the agent's socket.
         timeout: seconds for each step of the beginning, and for the agent to take memory.
+
+    Attributes:
+        lander: sees to ops that no thread waits for.
     """
 
     def __init__(self, path: str, timeout: float) -> None:
@@ -31,6 +35,7 @@ class Session:
         self._gpus: dict[int, Gpu] = {}
         self._opening = Lock()
         self.connection = Connection(path, timeout, futex.why_not())
+        self.lander = Lander()
         _tracer.permit(int(self.connection.welcome.get("pid", 0)))
         self.arena = Arena(host_memory(self._share), self._numbers)
 
@@ -42,6 +47,7 @@ class Session:
     def close(self) -> None:
         """Disconnect, and let go of the memory."""
         self.connection.close()
+        self.lander.close()
         self.arena.close()
         for gpu in self._gpus.values():
             gpu.close()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection
-from threading import Lock
 from time import monotonic
 from typing import Any
 
 from allfold._connection import GRACE_SECONDS, Connection
 from allfold._epochs import Epochs
+from allfold._in_flight import InFlight
 from allfold._pending import Pending
 from allfold._staging.host import CallMemory, nothing
 from allfold_core.errors import AgentLost, AllfoldError, PeerMissing, from_dict
@@ -21,12 +21,19 @@ log = logging.getLogger("allfold")
 class Work:
     """A handle of an op with ``async_op=True``. Leave the tensor alone until it is done.
 
+    It is done once :meth:`wait` has returned or raised, or :meth:`is_completed` has returned True.
+    The result is in the tensor then, and Allfold does not write to the tensor any more. A handle
+    may be dropped: the result comes to the tensor all the same, soon after it is there.
+
     Args:
         epochs: of the group.
         number: of the op in the group, or of the message.
-        staged: its memory. Whoever waits first brings the result home, and gives the memory back.
+        staged: its memory. Whoever asks first brings the result home, and gives the memory back.
         timeout: seconds that the agent gives it.
-        in_flight: where it is to be found by its number until the outcome is known.
+        in_flight: where it is to be found by its number until it is done.
+
+    Attributes:
+        number: of the op in the group, or of the message.
     """
 
     def __init__(
@@ -37,53 +44,85 @@ class Work:
         number: int,
         staged: CallMemory,
         timeout: float,
-        in_flight: dict[int, Work],
+        in_flight: InFlight[Work],
     ) -> None:
         self._connection = connection
         self._pending = pending
         self._epochs = epochs
-        self._number = number
+        self.number = number
         self._staged: CallMemory | None = staged
         self._timeout = timeout
         self._began = monotonic()
         self._patient_until = self._began + 2 * timeout  # while nothing can be decided
         self._in_flight = in_flight
-        self._settling = Lock()
         self._settled = False
         self._error: BaseException | None = None
+        self._disclaimed: AllfoldError | None = None
         self._result: Any = None
         self._show: Callable[[], None] = nothing
-        in_flight[number] = self
+        in_flight.works[number] = self
 
     def __repr__(self) -> str:
-        state = "settled" if self._settled else "done" if self._pending.done else "in flight"
-        return f"<allfold.Work {self._name}: {state}>"
+        return f"<allfold.Work {self._name}: {'done' if self._settled else 'in flight'}>"
 
     @property
     def epoch(self) -> int | None:
-        """The epoch of the group that the outcome belongs to; ``None`` before there is one.
+        """The epoch of the group that the outcome belongs to; ``None`` before the op is done.
 
         The group's ranks and ``Group.epoch`` are those of this epoch, or of a later one, as soon as
         :meth:`wait` has returned or raised.
         """
-        return self._pending.epoch
+        return self._pending.epoch if self._settled else None
 
     @property
     def participants(self) -> int | None:
-        """The number of ranks whose tensors are in the result; ``None`` before there is one.
+        """The number of ranks whose tensors are in the result; ``None`` before the op is done.
 
         0 if the op has failed, and for a send or a receive.
         """
-        return self._pending.participants
+        return self._pending.participants if self._settled else None
 
     def is_completed(self) -> bool:
-        """Return True if :meth:`wait` would return, or raise, at once."""
-        return self._settled or self._pending.poll()
+        """Return True if :meth:`wait` would return, or raise, at once.
+
+        The result is in the tensor then, as after :meth:`wait`: on a GPU, later work on the tensor
+        in the current stream sees it.
+        """
+        if not self._settled:
+            if not self._pending.poll():
+                return False
+            self._settle()
+        if self._error is None:
+            self._show()
+        return True
 
     def settle_if_done(self) -> None:
-        """Take a result that has arrived; :meth:`wait` still reports the outcome."""
-        if self._pending.look():
+        """Put a result that has arrived in place; :meth:`wait` still reports the outcome."""
+        if self._settled or self._pending.look():
             self._settle()
+
+    def land_if_done(self) -> None:
+        """Do as :meth:`settle_if_done`; a result that cannot be put in place is an error of the op.
+
+        Only for threads that no signal's handler interrupts.
+        """
+        try:
+            self.settle_if_done()
+        except Exception as error:  # noqa: BLE001 - whoever waits for the op gets it
+            self.give_up(error)
+
+    def give_up(self, error: BaseException) -> None:
+        """End it with an error, unless it is done. Its memory may still be in use, and is kept."""
+        with self._in_flight.landing:
+            if not self._settled:
+                self._error = error
+                self._settled = True
+                self._in_flight.works.pop(self.number, None)
+
+    def disclaim(self, error: AllfoldError) -> None:
+        """Leave the tensor alone from now on: if it is not done, a result ends in this error."""
+        with self._in_flight.landing:
+            self._disclaimed = error
 
     def settle_within(self, seconds: float) -> bool:
         """Wait up to ``seconds``; return True if there is an outcome for :meth:`wait` to report."""
@@ -95,9 +134,10 @@ class Work:
     def settle(self) -> None:
         """Wait for an outcome, which :meth:`wait` still tells.
 
+        An op for which the agent gives none although its deadline is over ends with ``AgentLost``.
+
         Raises:
             PeerMissing: the group could not decide anything for longer than the op waits for that.
-            AgentLost: the agent gave none although the op's deadline is over.
         """
         while not self._settled:
             self._pending.wait_until(self._may_end, self._patience())
@@ -106,7 +146,14 @@ class Work:
             elif self._is_undecided:
                 raise self._undecided()
             elif self.is_overdue():  # else the deadline was moved meanwhile
-                raise self._overdue(None)
+                self.give_up(self._overdue(None))
+
+    def given(self, *, waits: bool) -> Any:
+        """Return the result, or this handle, which the caller may drop."""
+        if waits:
+            return self.wait()
+        self._in_flight.watch()
+        return self
 
     def wait(self, timeout: float | None = None) -> Any:
         """Wait for the outcome; returns the tensor with the result in it.
@@ -129,6 +176,7 @@ class Work:
             self.settle()
         elif not self.settle_within(timeout):
             raise self._overdue(timeout)
+        self._in_flight.settle_before(self.number)
         if self._pending.epoch is not None:
             self._epochs.enter(self._pending.epoch)
             if self._pending.edge:
@@ -158,7 +206,7 @@ class Work:
         )
 
     def _may_end(self) -> bool:
-        return self._pending.done or self._is_undecided
+        return self._settled or self._pending.done or self._is_undecided
 
     @property
     def _deadline(self) -> float:
@@ -184,6 +232,7 @@ class Work:
 
     def _undecided(self) -> PeerMissing:
         """The error of an op that stays open, as nothing can be decided; the next wait begins."""
+        self._in_flight.watch()  # the caller may have no other handle, and drop this one
         self._patient_until = monotonic() + self._timeout
         epochs = self._epochs
         error = PeerMissing(
@@ -200,31 +249,38 @@ class Work:
 
     @property
     def _name(self) -> str:
-        kind, number = "op", self._number
+        kind, number = "op", self.number
         if number >= FIRST_PAIR:
             kind, number = "message", number - FIRST_PAIR
         return f"{kind} {number} of group '{self._epochs.view.group}'"
 
     def _settle(self) -> None:
-        """Take the outcome, once, in whichever of several threads comes first."""
-        with self._settling:
-            staged, self._staged = self._staged, None
-            if staged is None:
-                return
-            try:
-                answer = self._pending.outcome()
-                self._show = staged.bring_home()
-                self._result = answer.get("source", staged.result)
-            except AllfoldError as error:
-                self._error = error.with_traceback(None)
-                log.debug("%s failed: %s", self._name, error)
-            except BaseException as error:
-                self._error = error
-                raise
-            finally:
-                staged.free()
-                self._in_flight.pop(self._number, None)
-                self._settled = True
+        """Put the result in place, once, in whichever of several threads comes first.
+
+        An exception that a signal's handler raises in here leaves the rest to whoever comes next.
+        """
+        with self._in_flight.landing:
+            if not self._settled:
+                self._take_outcome()
+            # It is done: from here on nothing is written to the caller's memory.
+            if self._staged is not None:
+                self._staged.free()
+            self._staged = None
+            self._in_flight.works.pop(self.number, None)
+
+    def _take_outcome(self) -> None:
+        staged = self._staged
+        assert staged is not None
+        try:
+            answer = self._pending.outcome()
+            if self._disclaimed is not None:
+                raise self._disclaimed
+            self._show = staged.bring_home()
+            self._result = answer.get("source", staged.result)
+        except AllfoldError as error:
+            self._error = error.with_traceback(None)
+            log.debug("%s failed: %s", self._name, error)
+        self._settled = True
 
 
 def _copy(error: BaseException) -> BaseException:
@@ -237,9 +293,10 @@ def _copy(error: BaseException) -> BaseException:
 
 
 def wait_for_any(works: Collection[Work], timeout: float) -> list[Work]:
-    """Return those that have an outcome or are overdue, after up to ``timeout`` seconds.
+    """Return those that are done or overdue, after up to ``timeout`` seconds.
 
-    All are of one connection. More may be added meanwhile: their answers are noticed as well.
+    All are of one connection. More may be added meanwhile: their answers are noticed as well. For
+    threads that no signal's handler interrupts.
     """
     watched = list(works)
     if not watched:
@@ -250,4 +307,6 @@ def wait_for_any(works: Collection[Work], timeout: float) -> list[Work]:
         watched[0]._pending.wait_until(watched[0]._may_end, seconds)
     else:
         connection.wait_until(lambda: any(work._may_end() for work in list(works)), seconds)
-    return [work for work in list(works) if work._pending.done or work.is_overdue()]
+    for work in list(works):
+        work.land_if_done()
+    return [work for work in list(works) if work._settled or work.is_overdue()]

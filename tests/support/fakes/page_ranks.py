@@ -18,6 +18,7 @@ from allfold._connection import Files
 from allfold._draining import Draining
 from allfold._epochs import Epochs
 from allfold._group import Group
+from allfold._in_flight import Lander
 from allfold._lane.lanes import Lanes
 from allfold._settings import GroupSettings
 from allfold_core.operations import Kind
@@ -99,6 +100,7 @@ class Ranks:
         size = sum(map(len, placement))
         self.page = Page(count)
         self.connections = [Silence() for _ in range(count)]
+        self._lander = Lander()
         self.groups = [self._group(rank, size, placement) for rank in range(count)]
         self._pool = ThreadPoolExecutor(count)
 
@@ -109,7 +111,7 @@ class Ranks:
         membership: Any = SimpleNamespace(
             view=view,
             epochs=Epochs(view, lanes),
-            session=SimpleNamespace(connection=connection),
+            session=SimpleNamespace(connection=connection, lander=self._lander),
             number=1,
             first=0,
             timeout=DEADLINE_SECONDS,
@@ -142,6 +144,7 @@ class Ranks:
 
     def close(self) -> None:
         self._pool.shutdown(wait=False)
+        self._lander.close()
 
 
 @contextmanager

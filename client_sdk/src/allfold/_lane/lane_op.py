@@ -22,7 +22,7 @@ class LaneOp(Pending):
     Attributes:
         slot: of the page.
         called: when (monotonic).
-        in_use: the result has yet to be taken from the slot.
+        in_use: the result has yet to be taken from the slot, once there is one.
         differs: another rank has posted another call.
     """
 
@@ -67,7 +67,7 @@ class LaneOp(Pending):
         return self.done or self._lane.poll(self)
 
     def look(self) -> bool:
-        return self.done or self._lane.finish_if_posted(self)
+        return self.done or self._lane.look(self)
 
     def is_time_to_ask(self, now: float) -> bool:
         """Return True now and then, so that the agent looks at an op that takes long."""

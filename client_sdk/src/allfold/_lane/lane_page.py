@@ -25,6 +25,7 @@ class LanePage:
         index: of this rank among those of the node.
 
     Attributes:
+        files: those that it was made of.
         words: the words, by their index; loads and stores of one are atomic.
         bytes: the page as an array.
         address: where it begins.
@@ -32,7 +33,7 @@ class LanePage:
 
     def __init__(self, files: Files, layout: PageLayout, index: int) -> None:
         memory = mmap.mmap(files.descriptors[0], layout.size)
-        self._files = files
+        self.files = files
         self.layout = layout
         self.index = index
         self.view = memoryview(memory)
@@ -42,6 +43,7 @@ class LanePage:
         self.address: int = self._memory.ctypes.data
         self.size = layout.size
         self._fence = Lock()
+        self._fenced = False
 
     def close(self) -> None:
         """Do nothing: the page is gone with the last array in it."""
@@ -56,15 +58,15 @@ class LanePage:
 
     def wake_agent(self) -> None:
         """Wake the agent, which waits for posts."""
-        os.eventfd_write(self._files.descriptors[1], 1)
+        os.eventfd_write(self.files.descriptors[1], 1)
 
     def fence(self) -> None:
         """Have what was stored before this seen by others before anything is loaded after it.
 
         A processor may load while its own stores are on their way. To take a lock makes it wait.
         """
-        self._fence.acquire()
-        self._fence.release()
+        with self._fence:
+            self._fenced = True  # an exception at a mere "pass" would leave the lock taken
 
     def inputs(self, rank: int, slot: int) -> Bytes:
         """The input of a rank's slot, as bytes."""

@@ -33,6 +33,9 @@ class Lanes:
         files = body.get("files")
         if files is None:
             return
+        known = self._by_epoch.get(body["epoch"])
+        if known is not None and known.page.files is files:  # this very message was taken in before
+            return
         about = body["page"]
         seat = PageSeat(tuple(map(tuple, about["placement"])), about["node"], about["index"])
         page = LanePage(files, PageLayout.from_dict(about), seat.index)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from threading import Lock, RLock
+from contextlib import suppress
+from threading import RLock
 from time import monotonic
 from typing import Any
 
@@ -18,6 +19,7 @@ from allfold._lane.lane_op import LONGEST_ASK_SECONDS, LaneOp
 from allfold._lane.lane_page import LanePage
 from allfold._lane.recipe import PageSeat, Recipe
 from allfold._lane.slot_plan import SlotPlan
+from allfold_core.errors import AgentLost
 from allfold_core.short_lane.choice import LaneRules
 from allfold_core.short_lane.page import (
     FIRST,
@@ -95,7 +97,7 @@ class ShortLane:
         self._next = 0
         self._last_misfit = -1
         self._finishing = RLock()
-        self._blocking = Lock()
+        self._blocking = RLock()  # it can be told whose it is, see _end_blocking
 
     # Posting
 
@@ -124,9 +126,10 @@ class ShortLane:
             return -1
         slot = seq % len(self._in_slot)
         before = self._in_slot[slot]
-        if before is not None and (before.in_use or not self._is_finished_by_all(before.seq)):
-            return -1
-        return slot
+        if before is None:
+            return slot
+        is_free = before.done and not before.in_use and self._is_finished_by_all(before.seq)
+        return slot if is_free else -1
 
     def _is_finished_by_all(self, seq: int) -> bool:
         if seq >= self._finished_by_all:
@@ -152,16 +155,23 @@ class ShortLane:
 
     def _block_on(self, word: int, value: int, seconds: float) -> None:
         """Block while a word has a value, unless another thread of this rank blocks."""
-        if not self._blocking.acquire(blocking=False):
-            os.sched_yield()
-            return
         try:
-            self._words[self._i_wait] = word + 1
-            self.page.fence()
-            if self._words[word] == value:
-                self.page.wait(word, value, int(seconds * 1e6))
-        finally:
-            self._words[self._i_wait] = 0
+            if self._blocking.acquire(blocking=False):
+                self._words[self._i_wait] = word + 1
+                self.page.fence()
+                if self._words[word] == value:
+                    self.page.wait(word, value, int(seconds * 1e6))
+                self._end_blocking()
+            else:
+                os.sched_yield()
+        except BaseException:
+            self._end_blocking()
+            raise
+
+    def _end_blocking(self) -> None:
+        """Let another thread block on the page. To do so twice, or for another, does no harm."""
+        self._words[self._i_wait] = 0
+        with suppress(RuntimeError):  # this thread has not got the lock, or has given it back
             self._blocking.release()
 
     def note_message(self, seq: int, packed: bytes | None) -> None:
@@ -194,6 +204,7 @@ class ShortLane:
         if self._headers[slot] == about:
             write_again(view, word, called, seq)
         else:
+            self._headers[slot] = None  # it may remain half written
             self._write_header(slot, recipe, timeout, called, seq)
             self._headers[slot] = about
         op = self._open[seq] = self._in_slot[slot] = LaneOp(
@@ -201,7 +212,7 @@ class ShortLane:
         )
         self._next = seq + 1
         words = self._words
-        words[word] = seq + 1
+        words[word] = seq + 1  # until here it can be undone, from here on it is called
         self.page.fence()
         if self._seat.crosses_nodes:
             self._wake_agent(seq, slot)
@@ -211,6 +222,32 @@ class ShortLane:
                     self.page.wake(word)
                     break
         if words[FIRST] > seq:  # the agent may have read the posts before this one was there
+            self._ask_agent(op)
+        return op
+
+    def posted(self, seq: int) -> LaneOp | None:
+        """Return the op of this number if this rank has posted it, and no later one in its slot."""
+        slot = seq % len(self._in_slot)
+        op = self._in_slot[slot]
+        is_there = op is not None and op.seq == seq == self._words[self._mine[slot]] - 1
+        return op if is_there else None
+
+    def recover(self, seq: int) -> LaneOp | None:
+        """Complete a post in which an exception has come up, or undo it if no rank can see it.
+
+        Returns:
+            The op, if it was posted.
+        """
+        op = self.posted(seq)
+        if op is None:
+            if self._open.pop(seq, None) is not None:
+                self._in_slot[seq % len(self._in_slot)] = None
+                self._next = seq
+            return None
+        self.page.fence()
+        if self._seat.crosses_nodes:
+            self.page.wake_agent()
+        if not op.done:
             self._ask_agent(op)
         return op
 
@@ -249,17 +286,28 @@ class ShortLane:
             if op.done or len(self._open) > 1:
                 return False
             plan.fold_into(outputs)
+            op.in_use = False  # before it is done: it has no result in the slot
             self._note_done(op)
-            op.in_use = False
             self._words[self._i_finished] = op.seq + 1
         return True
 
     def poll(self, op: LaneOp) -> bool:
-        """Finish an op if all ranks have posted it; return True if it is done."""
+        """Hear what the agent says, and do as :meth:`look`."""
         if op.done or self.finish_if_posted(op):
             return True
         self.connection.drain()
-        return op.done
+        return self.look(op)
+
+    def look(self, op: LaneOp) -> bool:
+        """Finish an op if all ranks have posted it; return True if it is done.
+
+        As no thread may ever wait for it, the agent is asked now and then to look at it as well.
+        """
+        if op.done or self.finish_if_posted(op):
+            return True
+        if not (op.differs or self._words[FIRST] > op.seq) and op.is_time_to_ask(monotonic()):
+            self._ask_agent(op)
+        return self._is_over(op)
 
     def wait_until(self, op: LaneOp, condition: Callable[[], bool], seconds: float) -> bool:
         """Wait up to so many seconds until a condition holds that the end of an op brings about."""
@@ -302,8 +350,15 @@ class ShortLane:
             self.connection.drain()
             if op.is_time_to_ask(monotonic()):
                 self._ask_agent(op)
+        self._is_over(op)
+
+    def _is_over(self, op: LaneOp) -> bool:
+        """Return True if an op is done, with an error if the agent is lost."""
         if self.connection.lost is not None:
-            op.error, op.done = op.error or self.connection.lost, True
+            with self._finishing:
+                if not op.done:
+                    op.error, op.done = self.connection.lost, True
+        return op.done
 
     def _may_go_on(self, op: LaneOp, condition: Callable[[], bool]) -> bool:
         lost = self.connection.lost is not None
@@ -319,24 +374,26 @@ class ShortLane:
         The first of all open ops up to this one: another thread may wait for that, and only one at
         a time blocks on the page, as there is one word to announce it in.
         """
-        if not self._blocking.acquire(timeout=_GLANCE_SECONDS):
-            return
-        words = self._words
         try:
-            missing = self._missing_post(op)
-            if missing is None:  # it has come meanwhile, or the op waits for the agent's word
-                if not self.finish_if_posted(op):
-                    self.connection.wait_until(lambda: op.done, _GLANCE_SECONDS)
-                return
-            word, posted = missing
-            words[self._i_wait] = word + 1
-            self.page.fence()
-            value = words[word]
-            if value != posted and words[FIRST] <= op.seq:
-                self.page.wait(word, value, int(_GLANCE_SECONDS * 1e6))
-        finally:
-            words[self._i_wait] = 0
-            self._blocking.release()
+            if self._blocking.acquire(timeout=_GLANCE_SECONDS):
+                self._block_for(op)
+                self._end_blocking()
+        except BaseException:
+            self._end_blocking()
+            raise
+
+    def _block_for(self, op: LaneOp) -> None:
+        missing = self._missing_post(op)
+        if missing is None:  # it has come meanwhile, or the op waits for the agent's word
+            if not self.finish_if_posted(op):
+                self.connection.wait_until(lambda: op.done, _GLANCE_SECONDS)
+            return
+        words, (word, posted) = self._words, missing
+        words[self._i_wait] = word + 1
+        self.page.fence()
+        value = words[word]
+        if value != posted and words[FIRST] <= op.seq:
+            self.page.wait(word, value, int(_GLANCE_SECONDS * 1e6))
 
     def _missing_post(self, last: LaneOp) -> tuple[int, int] | None:
         """Return the word of the first post that is missing, and what it will be."""
@@ -386,8 +443,11 @@ class ShortLane:
         for op in list(self._open.values()):
             if op.seq > last.seq:
                 break
+            if op.done:  # an exception has come up as it was noted
+                self._open.pop(op.seq, None)
+                continue
             is_posted = op is last or self._is_posted(op)
-            if op.done or not self._is_ours(op.seq):
+            if not self._is_ours(op.seq):
                 continue
             if not is_posted:  # nor do others finish what is behind it
                 break
@@ -398,7 +458,7 @@ class ShortLane:
     def _note_done(self, op: LaneOp) -> None:
         op.epoch, op.participants = self.epoch, self._world_size
         op.done = True
-        del self._open[op.seq]
+        self._open.pop(op.seq, None)
 
     def _fold(self, op: LaneOp, slot: int) -> None:
         """Write this rank's output to its slot."""
@@ -419,12 +479,13 @@ class ShortLane:
     def settle(self, outcome: Outcome, error: Any) -> bool:
         """Take the outcome of an op that the agent has taken over; return False if it is none."""
         with self._finishing:
-            op = self._open.pop(outcome.seq, None)
+            op = self._open.get(outcome.seq)
             if op is None:
                 return False
             op.epoch, op.participants, op.edge = outcome.epoch, outcome.participants, outcome.edge
             op.error = error
             op.done = True
+            self._open.pop(op.seq, None)
             self._note_finished()
         return True
 
@@ -440,4 +501,5 @@ class ShortLane:
     def _ask_agent(self, op: LaneOp) -> None:
         """Have the agent look at an op: it may be late, or calls may differ."""
         body = {"number": self._number, "seq": op.seq}
-        self.connection.notify(Message.LOOK, body, _SEND_SECONDS)
+        with suppress(AgentLost):  # the connection notes it, and so the op has that error
+            self.connection.notify(Message.LOOK, body, _SEND_SECONDS)

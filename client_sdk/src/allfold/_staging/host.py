@@ -119,10 +119,9 @@ class Staged:
 
     def free(self) -> None:
         """Give the memory back."""
-        for block in self._blocks:
-            self._arena.free(block)
-        self._blocks.clear()
         self._result = None
+        while self._blocks:  # none may be given back twice, also if this is interrupted
+            self._arena.free(self._blocks.pop())
 
     # Where a tensor is, and how it is copied: here, in the memory of the host
 

@@ -29,7 +29,7 @@ class LaneMemory:
     def bring_home(self) -> Callable[[], None]:
         """Copy the result to where the caller wants it."""
         outputs = self._call.outputs
-        if outputs:
+        if outputs and self._op.in_use:
             nbytes = sum([view.nbytes for view in outputs])
             block, start = self._page.output_block(self._op.slot, nbytes), 0
             for view in outputs:
