@@ -123,7 +123,12 @@ class SimulatedGroup(AgreeingGroup):
         self._watch()
 
     def _make_epoch(self, record: records.Epoch) -> Epoch:
+        self._world.ledger.known(record)
         return cast(Epoch, _SimulatedEpoch(record, self.node))
+
+    def _installed(self, record: records.Epoch, older: tuple[records.Epoch, ...]) -> None:
+        self._world.ledger.installed(self, record)
+        super()._installed(record, older)
 
     @property
     def submitted(self) -> Mapping[str, int]:
@@ -276,7 +281,7 @@ class _Runs:
 
     def start(self, each: Start) -> None:
         seq, epoch, group = each.seq, each.epoch, self._group
-        self._world.ledger.started(self._agent, group, each)
+        self._world.ledger.started(group, each)
         self._running[seq] = epoch
         took = LONGEST_TRANSFER * self._group._rng.random()
         self._agent.process.later(took, self._contribute, seq, epoch)
@@ -327,7 +332,7 @@ class _Runs:
             self._group.agreement.fetched(each.seq, each.stamp)
 
     def hand_out(self, each: HandOut) -> None:
-        epoch = self._group.agreement.machine.epochs[each.stamp]
+        epoch = self._world.ledger.epochs[each.stamp]
         self._running.pop(each.seq, None)
         self._tell_all(each.seq, ("result", each.stamp, epoch.ordinal))
 

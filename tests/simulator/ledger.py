@@ -35,13 +35,14 @@ class Ledger:
     Attributes:
         seats: those that each node has known, by number.
         messages: how many were sent between agents, by their kind.
-        rounds: how many epochs were installed.
+        epochs: those that nodes have known, by stamp.
     """
 
     def __init__(self, world: World) -> None:
         self.seats: dict[tuple[int, int], records.Seat] = {}
         self.messages: Counter[LinkMessageType] = Counter()
         self.outcomes = 0
+        self.epochs: dict[records.Stamp, records.Epoch] = {}
         self._world = world
         self._told: defaultdict[Op, dict[str, tuple[Rank, Agent, Outcome]]] = defaultdict(dict)
         self._decided: set[tuple[int, frozenset[Life]]] = set()
@@ -98,8 +99,7 @@ class Ledger:
             return
         self.outcomes += 1
         if outcome[0] == "result":
-            epoch = rank.group.agreement.machine.epochs[outcome[1]]
-            check_hand_out(number(agent.node), seq, epoch)
+            check_hand_out(number(agent.node), seq, self.epochs[outcome[1]])
         self._compare(agent, rank, op, outcome)
         self._told[op][rank.session] = (rank, agent, outcome)
 
@@ -121,6 +121,12 @@ class Ledger:
                 epoch = group.agreement.machine.epoch
                 if session in epoch.sessions and epoch.since_of(session) <= seq:
                     raise Violation(f"P5: rank {session} waits for op {seq}, which was dropped")
+
+    def known(self, epoch: records.Epoch) -> None:
+        """A node gets to know an epoch."""
+        before = self.epochs.setdefault(epoch.stamp, epoch)
+        if before != epoch and epoch is not records.NO_EPOCH:
+            raise Violation(f"epoch {epoch.stamp} is {before} on one node, and {epoch} on another")
 
     def installed(self, group: SimulatedGroup, epoch: records.Epoch) -> None:
         """A node has another epoch."""

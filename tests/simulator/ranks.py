@@ -41,6 +41,7 @@ class Rank:
         self.failure: BaseException | None = None
         self.has_left = False
         self._wants_to_leave = False
+        self._is_thinking = False
         self._next = 0
         self._place = place
         self._world = world
@@ -86,6 +87,7 @@ class Rank:
 
     def go_on(self) -> None:
         """Call what may be called."""
+        self._is_thinking = False
         if self.group is None or self.has_left:
             return
         if self._wants_to_leave:
@@ -113,7 +115,9 @@ class Rank:
             self.has_left = True
             return
         self.view = max(self.view, ordinal)
-        self.process.later(self._world.setup.pace * self._rng.random(), self.go_on)
+        if not self._is_thinking:
+            self._is_thinking = True
+            self.process.later(self._world.setup.pace * self._rng.random(), self.go_on)
 
     def asked_to_leave(self) -> None:
         """Its node drains, or somebody wants it to leave."""

@@ -14,6 +14,7 @@ from tests.core.survival.scenario import KINDS
 from tests.simulator import ends
 from tests.simulator.agent import Agent
 from tests.simulator.channel import Channel
+from tests.simulator.failures import Failures
 from tests.simulator.happenings import Happenings
 from tests.simulator.ledger import Ledger
 from tests.simulator.network import Network
@@ -28,6 +29,7 @@ OPENING_SECONDS = 15.0
 CALM_SECONDS, END_SECONDS = 4.0, 60.0
 LOOK_SECONDS = 0.25
 FOR_EVER = 10**9
+MOST_STEPS = 200_000
 
 
 class World:
@@ -56,6 +58,7 @@ class World:
         self.channels: list[Channel] = []
         self.ranks: list[Rank] = []
         self.last_op = FOR_EVER
+        self.failures = Failures()
         self.kills = 0
         self.log: list[str] = []
         self._random = random.Random(story.seed)
@@ -145,6 +148,10 @@ class World:
 
     def run(self) -> None:
         """Let the story happen; raises a :class:`Violation` if something is wrong."""
+        with self.failures:
+            self._run()
+
+    def _run(self) -> None:
         try:
             self._open()
             happenings = Happenings(self)
@@ -188,6 +195,10 @@ class World:
 
     def _run_for(self, seconds: float) -> None:
         self.loop.run_for(seconds)
+        if self.loop.steps > MOST_STEPS:
+            raise Violation(f"the story has no end: {self.loop.steps} steps")
+        if self.failures.found:
+            raise self.failures.found[0]
         if self.loop.failures:
             raise Violation(f"a task has failed: {self.loop.failures[0]!r}")
         ends.check_floors(self)

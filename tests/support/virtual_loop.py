@@ -8,6 +8,7 @@ a task of one schedules is its own, and runs only while it does.
 from __future__ import annotations
 
 import asyncio
+import logging
 from asyncio import events
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
@@ -17,6 +18,7 @@ from enum import Enum
 from heapq import heappop, heappush
 from itertools import count
 from typing import Any, TypeVar, TypeVarTuple, Unpack
+from warnings import catch_warnings, simplefilter
 
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
@@ -262,6 +264,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         name: str | None = None,
         context: Context | None = None,
     ) -> asyncio.Task[T]:
+        if self._is_closed:
+            coro.close()
+            raise RuntimeError("the loop is closed")
         task = asyncio.Task(coro, loop=self, name=name, context=context)  # type: ignore[arg-type]
         self._tasks[task] = None
         task.add_done_callback(self._tasks.pop)
@@ -300,8 +305,13 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._is_closed = True
         self._ready.clear()
         self._timers.clear()
+        logged, logging.root.manager.disable = logging.root.manager.disable, logging.CRITICAL
+        events._set_running_loop(self)
         for task in list(self._tasks):
             task._log_destroy_pending = False  # type: ignore[attr-defined]
-            with suppress(BaseException):
+            with suppress(BaseException), catch_warnings():
+                simplefilter("ignore")  # some have never begun
                 task.get_coro().close()  # type: ignore[union-attr]
+        events._set_running_loop(None)
+        logging.root.manager.disable = logged
         self._tasks.clear()
