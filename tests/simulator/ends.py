@@ -50,7 +50,17 @@ def unfinished(world: World) -> str:
     ranks = survivors(world)
     if not ranks:
         return ""
-    return _of_ranks(world, ranks) or _of_nodes(world, ranks)
+    return _of_ranks(world, ranks) or _of_nodes(world, ranks) or _of_joiners(world, ranks)
+
+
+def _of_joiners(world: World, ranks: list[Rank]) -> str:
+    most = world.setup.max_world
+    taken = max(len(r.group.current.record.seats) for r in ranks if r.group is not None)
+    for rank in world.ranks:
+        waits = rank.process.lives and rank.group is None and not rank.has_left
+        if waits and most is not None and taken < most:
+            return f"I4: rank {rank.session} on node {rank.node} never joins"
+    return ""
 
 
 def _of_ranks(world: World, ranks: list[Rank]) -> str:

@@ -34,7 +34,8 @@ class Network:
         slow: by host, the factor by which all that goes there or comes from there takes longer.
     """
 
-    def __init__(self, loop: VirtualLoop, seed: int) -> None:
+    def __init__(self, loop: VirtualLoop, seed: int, latency: float = 1.0) -> None:
+        self._usual = latency * _USUAL
         self.cuts: set[Way] = set()
         self.slow: dict[str, float] = {}
         self._loop = loop
@@ -70,9 +71,9 @@ class Network:
             rng = random.Random(f"{self._seed} {source} {target}")
             self._rng[source, target] = rng
         drawn = rng.random()
-        longest = _USUAL
+        longest = self._usual
         if drawn < _LATE_SHARE:
-            longest = _VERY_LATE if drawn < _VERY_LATE_SHARE else _LATE
+            longest += _VERY_LATE if drawn < _VERY_LATE_SHARE else _LATE
         if self.slow:
             longest *= max(self.slow.get(source, 1.0), self.slow.get(target, 1.0))
         return longest * (0.1 + rng.random())

@@ -20,6 +20,7 @@ class Setup:
         replicas: of the orchestrator.
         window: so many ops of a rank are in flight at most.
         pace: the longest time from an outcome to the next call, in seconds.
+        latency: how many times longer than usual messages take, so that more meets in rounds.
         kinds: of the ops, one after the other and again from the beginning.
     """
 
@@ -32,6 +33,7 @@ class Setup:
     window: int = 1
     pace: float = 0.1
     timeout: float = 8.0
+    latency: float = 1.0
     kinds: tuple[str, ...] = ("ar",)
 
 
@@ -125,5 +127,6 @@ def _setup(rng: random.Random) -> Setup:
         max_world=len(founders) + 3 if is_elastic else None,
         window=rng.choice((1, 1, 2, 3)),
         pace=rng.choice((0.02, 0.1, 0.3)),
+        latency=rng.choice((1.0, 10.0, 40.0)),
         kinds=tuple(rng.choice(OP_KINDS) for _ in range(5)),
     )

@@ -49,7 +49,7 @@ class World:
         self.seed = story.seed
         self.setup = story.setup
         self.story = story
-        self.network = Network(loop, story.seed)
+        self.network = Network(loop, story.seed, story.setup.latency)
         self.ledger = Ledger(self)
         self.server = Server(loop, self.network)
         self.server.tables.on_hset = self.ledger.written
