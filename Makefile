@@ -10,7 +10,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test chaos fuzz coverage lint types docs docs-check site site-serve bench up down clean wheels lock version test-torch test-clients
+.PHONY: help demo test chaos simulate fuzz coverage lint types docs docs-check site site-serve bench up down clean wheels lock version test-torch test-clients
 
 PYTHON ?= $(firstword $(foreach each,3.11 3.12 3.13 3.14 3,$(shell command -v python$(each))))
 PIP_ARGS ?=
@@ -59,6 +59,9 @@ test: lint types docs-check $(BEFORE) ## check style, types and made files, then
 
 chaos: .venv/.installed-dev ## ten minutes of faults and churn on real processes; every op is compared afterwards
 	@$(BIN)/python -m tests.chaos --seconds 600 $(CHAOS_ARGS)
+
+simulate: .venv/.installed-dev ## an hour of stories of faults in one process, on virtual time; the first that goes wrong is shown
+	@$(BIN)/python -m tests.simulator --seconds 3600 $(SIMULATE_ARGS)
 
 fuzz: .venv/.installed-dev ## the fuzz tests with FUZZ_TIMES (50) times as many inputs as `make test`
 	@ALLFOLD_FUZZ_TIMES=$(FUZZ_TIMES) $(BIN)/python -m pytest --timeout 7200 $(PYTEST_ARGS) tests/fuzz

@@ -1,8 +1,8 @@
 """Tells stories, and shows the first that goes wrong, as short as it can be.
 
-    python -m tests.simulator --seconds 3600
-    python -m tests.simulator --seed 1234 --story
-    python -m tests.simulator --fault "lost wish" --seconds 60
+python -m tests.simulator --seconds 3600
+python -m tests.simulator --seed 1234 --story
+python -m tests.simulator --fault "lost wish" --seconds 60
 """
 
 from __future__ import annotations

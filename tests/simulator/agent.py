@@ -1,4 +1,4 @@
-"""An agent of the simulation: the real control plane of a node, on the network of the simulation."""
+"""An agent of the simulation: the real control plane of a node, on a network that is not."""
 
 from __future__ import annotations
 

@@ -75,11 +75,10 @@ class SimulatedGroup(AgreeingGroup):
 
     Attributes:
         ranks: the local ones that are in it, by session.
+        seats: those that the node has known, by its number and theirs.
     """
 
-    def __init__(
-        self, agent: Agent, plan: Plan, joins: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, agent: Agent, plan: Plan, joins: Mapping[str, Any] | None = None) -> None:
         # As the real one does, but for what moves data.
         self.name, self.opening, self.plan, self.node = plan.group, plan.epoch, plan, agent.node
         self._agent = agent
@@ -119,6 +118,7 @@ class SimulatedGroup(AgreeingGroup):
             self.node, policy_of(plan), term, first, self, self.send, self.hindrances
         )
         self.ranks: dict[str, Rank] = {}
+        self.seats: dict[tuple[int, int], records.Seat] = {}
         self._called_at: dict[int, float] = {}
         self._watch()
 

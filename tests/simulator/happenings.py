@@ -158,9 +158,7 @@ class Happenings:
         self._say(f"agent {agent.node} is told to end, and comes back {event.seconds:.3f} s later")
         agent.says_goodbye = True
         agent.process.spawn(agent.sign_off())
-        self._come_back(
-            Event(event.at, event.what, event.whom, event.seconds + 2.0), agent
-        )
+        self._come_back(Event(event.at, event.what, event.whom, event.seconds + 2.0), agent)
 
     def _drain(self, event: Event) -> None:
         agent = _pick([each for each in self._agents() if each.links], event.whom[0])

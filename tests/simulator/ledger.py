@@ -1,4 +1,4 @@
-"""What was decided, started and told in a simulation; raises a violation as soon as there is one."""
+"""What was decided, started and told in a simulation; the first contradiction is a violation."""
 
 from __future__ import annotations
 
@@ -33,13 +33,11 @@ class Ledger:
     """Everything that invariants are about.
 
     Attributes:
-        seats: those that each node has known, by number.
         messages: how many were sent between agents, by their kind.
         epochs: those that nodes have known, by stamp.
     """
 
     def __init__(self, world: World) -> None:
-        self.seats: dict[tuple[int, int], records.Seat] = {}
         self.messages: Counter[LinkMessageType] = Counter()
         self.outcomes = 0
         self.epochs: dict[records.Stamp, records.Epoch] = {}
@@ -109,8 +107,8 @@ class Ledger:
                 continue
             if self.survives(other, its_agent):
                 raise Violation(
-                    f"I1: op {op[1]} is {outcome} for rank {rank.session} on node {agent.node}, and "
-                    f"{its} for rank {session} on node {other.node}"
+                    f"I1: op {op[1]} is {outcome} for rank {rank.session} on {agent.node}, and "
+                    f"{its} for rank {session} on {other.node}"
                 )
 
     def dropped(self, group: SimulatedGroup, seq: int, waiting: list[str]) -> None:
@@ -132,4 +130,4 @@ class Ledger:
         """A node has another epoch."""
         if group.current.record.stamp > epoch.stamp:
             raise Violation(f"I8: node {group.node} goes back to epoch {epoch.stamp}")
-        note_seats(self, number(group.node), epoch)
+        note_seats(group, number(group.node), epoch)

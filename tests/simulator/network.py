@@ -1,7 +1,7 @@
 """The network between the hosts of a simulation: delays, and ways on which nothing passes.
 
-What one process sends to another arrives in order. On a way that is cut it waits, as TCP repeats it,
-until the way is well; what has been sent to a process that is dead is lost.
+What one process sends to another arrives in order. On a way that is cut it waits until that is
+well, as TCP repeats it; what has been sent to a process that is dead is lost.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Network:
         sender: Process,
         receiver: Process,
         callback: Callable[[Unpack[Args]], object],
-        *args: Unpack[Args],
+        *args: *Args,
     ) -> None:
         """Have a process call something, when the message of another one has come."""
         way = (sender.host, receiver.host)
@@ -115,7 +115,7 @@ class Network:
         async def serve() -> None:
             try:
                 result = await make()
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - it is the caller's
                 self.post(receiver, sender, resolve, None, error)
             else:
                 self.post(receiver, sender, resolve, result, None)

@@ -1,4 +1,4 @@
-"""One replica of the orchestrator: the real service, its control links, its jury and its sweeper."""
+"""One replica of the orchestrator: the real service, control links, jury and sweeper."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A Redis in this process, as far as the orchestrator uses it; it may lose what it has.
 
-Transactions, expiry and announcements are those of Redis (:mod:`tests.simulator.test_store` compares
-them with fakeredis). Each command, or pipeline of them, takes the way there and back.
+Transactions, expiry and announcements are those of Redis: ``test_store`` compares them with
+fakeredis. Each command, or pipeline of them, takes the way there and back.
 """
 
 from __future__ import annotations

@@ -61,11 +61,18 @@ class Event:
 
 @dataclass(frozen=True)
 class Story:
-    """A setup and what happens in it."""
+    """A setup and what happens in it.
+
+    Attributes:
+        events: faults, and ranks that come and go.
+        coda: when all of that is over, ranks that come and go once more: nothing follows that could
+            make up for what was missed.
+    """
 
     seed: int
     setup: Setup
     events: tuple[Event, ...] = field(default=())
+    coda: tuple[Event, ...] = field(default=())
 
     def only(self, places: tuple[int, ...]) -> Story:
         """Return the story with some of its events."""
@@ -110,8 +117,15 @@ def draw(seed: int) -> Story:
         whom = (rng.randrange(1000), rng.randrange(1000))
         events.append(Event(at, what, whom, seconds))
         # Often at the same moment, or while the recovery from what was before goes on.
-        at += rng.choice((0.0, 0.003, 0.02, 0.1, 0.4, 0.8, 1.2, 2.0))
-    return Story(seed, setup, tuple(events))
+        at += rng.choice((0.0, 0.0, 0.003, 0.02, 0.1, 0.4, 0.8, 1.5))
+    return Story(seed, setup, tuple(events), _coda(rng))
+
+
+def _coda(rng: random.Random) -> tuple[Event, ...]:
+    """Some that come and one that goes, close to each other."""
+    comes = [Event(0.2 * rng.random(), "join", (rng.randrange(1000),)) for _ in range(2)]
+    goes = Event(0.4 * rng.random(), "leave", (rng.randrange(1000),))
+    return tuple(sorted((*comes, goes), key=lambda each: each.at))
 
 
 def _setup(rng: random.Random) -> Setup:

@@ -71,9 +71,7 @@ def tell(story: Story, changes: Iterable[Change] = ()) -> Told:
             problem = str(error)
         seconds = loop.time() - begun
         outcomes = world.ledger.outcomes
-        return Told(
-            story, world.kills, loop.steps, seconds, outcomes, problem, tuple(world.log)
-        )
+        return Told(story, world.kills, loop.steps, seconds, outcomes, problem, tuple(world.log))
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from tests.simulator.network import Network
 from tests.simulator.ranks import Rank
 from tests.simulator.replica import Replica
 from tests.simulator.store import Server
-from tests.simulator.story import Story
+from tests.simulator.story import Event, Story
 from tests.support.state_search import Violation
 from tests.support.virtual_loop import Process, VirtualLoop
 
@@ -155,12 +155,12 @@ class World:
         try:
             self._open()
             happenings = Happenings(self)
-            for event in self.story.events:
-                self._run_until(self._begun + event.at)
-                happenings.happen(event)
+            self._tell(self.story.events, happenings)
             self._run_for(self.setup.pace)
             happenings.calm()
             self._run_for(CALM_SECONDS)
+            self.note("all is well again")
+            self._tell(self.story.coda, happenings)
             self._end_all()
         except ProtocolViolation as error:
             raise Violation(str(error)) from error
@@ -179,11 +179,17 @@ class World:
                 raise Violation(f"the group does not open: {[r.failure for r in self.ranks]}")
         self._begun = self.loop.time()
 
+    def _tell(self, events: tuple[Event, ...], happenings: Happenings) -> None:
+        begun = self.loop.time()
+        for event in events:
+            self._run_until(begun + event.at)
+            happenings.happen(event)
+
     def _end_all(self) -> None:
         """Let all ranks come to the same op, and look whether everything has ended."""
-        members = [rank for rank in self.members()]
+        members = self.members()
         self.last_op = max((seq for rank in members for seq in rank.called), default=0) + 1
-        until, problem = self.loop.time() + END_SECONDS, ""
+        until = self.loop.time() + END_SECONDS
         while problem := ends.unfinished(self):
             if self.loop.time() > until:
                 raise Violation(problem)

@@ -71,12 +71,12 @@ class Process:
         """True if it is not dead."""
         return self.state is not State.DEAD
 
-    def call(self, callback: Callable[[Unpack[Args]], object], *args: Unpack[Args]) -> None:
+    def call(self, callback: Callable[[Unpack[Args]], object], *args: *Args) -> None:
         """Have the process call something soon."""
         self._loop.call_soon(callback, *args, context=self.context)
 
     def later(
-        self, seconds: float, callback: Callable[[Unpack[Args]], object], *args: Unpack[Args]
+        self, seconds: float, callback: Callable[[Unpack[Args]], object], *args: *Args
     ) -> None:
         """Have it call something after a while."""
         self._loop.call_later(seconds, callback, *args, context=self.context)
@@ -217,7 +217,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def call_soon(
         self,
         callback: Callable[[Unpack[Args]], object],
-        *args: Unpack[Args],
+        *args: *Args,
         context: Context | None = None,
     ) -> _Handle:
         handle = _Handle(self._now, callback, args, context)
@@ -228,7 +228,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def call_soon_threadsafe(
         self,
         callback: Callable[[Unpack[Args]], object],
-        *args: Unpack[Args],
+        *args: *Args,
         context: Context | None = None,
     ) -> _Handle:
         return self.call_soon(callback, *args, context=context)
@@ -237,7 +237,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self,
         delay: float,
         callback: Callable[[Unpack[Args]], object],
-        *args: Unpack[Args],
+        *args: *Args,
         context: Context | None = None,
     ) -> _Handle:
         return self.call_at(self._now + delay, callback, *args, context=context)
@@ -246,7 +246,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self,
         when: float,
         callback: Callable[[Unpack[Args]], object],
-        *args: Unpack[Args],
+        *args: *Args,
         context: Context | None = None,
     ) -> _Handle:
         handle = _Handle(when, callback, args, context)
@@ -277,7 +277,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         future = self.create_future()
         try:
             future.set_result(func(*args))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - it is the caller's
             future.set_exception(error)
         return future
 

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class Socket(Protocol):
-    """A connection to the orchestrator at ``url``; see :mod:`~allfold_agent.membership.control_socket`."""
+    """A connection to the orchestrator at ``url``; see ``ControlSocket``."""
 
     url: str
 
