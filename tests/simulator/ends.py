@@ -54,6 +54,8 @@ def unfinished(world: World) -> str:
 
 
 def _of_joiners(world: World, ranks: list[Rank]) -> str:
+    if not any(replica.process.lives for replica in world.replicas.values()):
+        return ""  # the seats are given by the orchestrator
     most = world.setup.max_world
     taken = max(len(r.group.current.record.seats) for r in ranks if r.group is not None)
     for rank in world.ranks:

@@ -67,6 +67,10 @@ class Happenings:
         self._to_come.append(action)
         self._world.loop.call_later(event.seconds, do)
 
+    def _trouble(self, *hosts: str) -> None:
+        """Note that these hosts have a fault now."""
+        self._world.troubled |= dict.fromkeys(hosts, self._world.loop.time())
+
     def _say(self, text: str) -> None:
         self._world.note(text)
 
@@ -98,6 +102,7 @@ class Happenings:
         is_elastic = self._world.setup.max_world is not None
 
         def come_back() -> None:
+            self._world.end_agent(agent)  # which may still take its leave
             self._world.start_agent(agent.node)
             self._say(f"agent {agent.node} is started")
             if is_elastic and ranks:
@@ -131,9 +136,11 @@ class Happenings:
 
     def _stop(self, event: Event, process: Process) -> None:
         self._say(f"{process.name} is stopped for {event.seconds:.3f} s")
+        self._trouble(process.host)
         process.stop()
 
         def go_on() -> None:
+            self._trouble(process.host)
             self._say(f"{process.name} goes on")
             process.go_on()
 
@@ -202,11 +209,13 @@ class Happenings:
         self._say(f"nothing passes from {names} for {event.seconds:.3f} s")
         for way in ways:
             network.cut(*way)
+            self._trouble(*way)
 
         def heal() -> None:
             self._say(f"all passes again from {names}")
             for way in ways:
                 network.heal(*way)
+                self._trouble(*way)
 
         self._after(event, heal)
 

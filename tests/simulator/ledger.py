@@ -25,6 +25,9 @@ Life = tuple[str, int]
 """A node, and the number of the term that has let it in."""
 
 
+TROUBLE_SECONDS = 15.0
+"""So long after a fault of its own, or of its links, a node may be left out for it."""
+
 Op = tuple[int, int]
 """The opening of the group, and the number of the op."""
 
@@ -43,16 +46,47 @@ class Ledger:
         self.epochs: dict[records.Stamp, records.Epoch] = {}
         self._world = world
         self._told: defaultdict[Op, dict[str, tuple[Rank, Agent, Outcome]]] = defaultdict(dict)
+        self._record: Mapping[str, Any] = {}
         self._decided: set[tuple[int, frozenset[Life]]] = set()
+
+    def check_quiet(self) -> None:
+        """Check P3: as long as nothing is lost, ops need no message but closing signals."""
+        if more := self.messages.keys() - {LinkMessageType.HELD}:
+            raise Violation(f"P3: agents send each other {more}, although nothing is lost")
 
     # Terms
 
     def written(self, key: str, fields: Mapping[str, str]) -> None:
         """A record was written into the store: a term may have been decided."""
         if "term" in fields:
-            term = json.loads(fields["term"])["term"]
+            record = json.loads(fields["term"])
+            term = record["term"]
             lives = frozenset(zip(term["voters"], term["joined"], strict=True))
             self._decided.add((term["number"], lives))
+            self._check_evictions(record)
+
+    def _check_evictions(self, record: Mapping[str, Any]) -> None:
+        """Check that no node is left out that has done nothing wrong, and has a rank."""
+        before, self._record = self._record, record
+        if before.get("generation") != record["generation"] or before["epoch"] != record["epoch"]:
+            return
+        for node, voter in before["voters"].items():
+            agent, is_left_out = self._world.agents[node], node not in record["voters"]
+            is_same = agent.incarnation == voter["incarnation"] and agent.process.runs
+            is_same = is_same and not agent.says_goodbye
+            calm = self._world.loop.time() - self._world.troubled.get(node, 0.0)
+            if is_left_out and is_same and calm > TROUBLE_SECONDS and self._has_members(agent):
+                raise Violation(f"node {node} is left out, although it has done nothing wrong")
+
+    def _has_members(self, agent: Agent) -> bool:
+        """Return True if an agent has a rank that is in the group, as all nodes know."""
+        return any(
+            rank.is_member
+            and rank.group is not None
+            and not rank.wants_to_leave
+            and rank.session in rank.group.current.record.sessions
+            for rank in self._world.ranks_on(agent)
+        )
 
     def is_excluded(self, life: Life) -> bool:
         """Return True if a term was decided that leaves a life of a node out."""

@@ -25,6 +25,7 @@ class Rank:
         view: the newest epoch that it knows.
         open: the ops that it has called and that have no outcome yet, each with the time.
         failure: why it was not let in.
+        wants_to_leave: it leaves when its ops are over.
         has_left: it has left in order, or has been told that its node is out.
     """
 
@@ -40,7 +41,7 @@ class Rank:
         self.called: list[int] = [-1]
         self.failure: BaseException | None = None
         self.has_left = False
-        self._wants_to_leave = False
+        self.wants_to_leave = False
         self._is_thinking = False
         self._next = 0
         self._place = place
@@ -90,7 +91,7 @@ class Rank:
         self._is_thinking = False
         if self.group is None or self.has_left:
             return
-        if self._wants_to_leave:
+        if self.wants_to_leave:
             if not self.open:
                 self._leave()
             return
@@ -121,7 +122,7 @@ class Rank:
 
     def asked_to_leave(self) -> None:
         """Its node drains, or somebody wants it to leave."""
-        self._wants_to_leave = True
+        self.wants_to_leave = True
         self.go_on()
 
     def _leave(self) -> None:

@@ -26,7 +26,8 @@ from tests.support.state_search import Violation
 from tests.support.virtual_loop import Process, VirtualLoop
 
 OPENING_SECONDS = 15.0
-CALM_SECONDS, END_SECONDS = 4.0, 60.0
+CALM_SECONDS, END_SECONDS, OUTAGE_SECONDS = 4.0, 60.0, 15.0
+LAST_SECONDS = 2.0
 LOOK_SECONDS = 0.25
 FOR_EVER = 10**9
 MOST_STEPS = 200_000
@@ -42,6 +43,7 @@ class World:
         ranks: all that there ever were.
         last_op: ranks call no op behind this one.
         kills: the processes that were killed.
+        troubled: by host, when it had a fault of its own, or a way from or to it, last.
     """
 
     def __init__(self, loop: VirtualLoop, story: Story) -> None:
@@ -60,6 +62,7 @@ class World:
         self.last_op = FOR_EVER
         self.failures = Failures()
         self.kills = 0
+        self.troubled: dict[str, float] = {}
         self.log: list[str] = []
         self._random = random.Random(story.seed)
 
@@ -155,12 +158,15 @@ class World:
         try:
             self._open()
             happenings = Happenings(self)
+            self._run_for(self.story.events[0].at if self.story.events else 1.0)
+            self.ledger.check_quiet()
             self._tell(self.story.events, happenings)
             self._run_for(self.setup.pace)
             happenings.calm()
             self._run_for(CALM_SECONDS)
             self.note("all is well again")
             self._tell(self.story.coda, happenings)
+            self._run_for(LAST_SECONDS)
             self._end_all()
         except ProtocolViolation as error:
             raise Violation(str(error)) from error
@@ -187,13 +193,33 @@ class World:
 
     def _end_all(self) -> None:
         """Let all ranks come to the same op, and look whether everything has ended."""
-        members = self.members()
-        self.last_op = max((seq for rank in members for seq in rank.called), default=0) + 1
-        until = self.loop.time() + END_SECONDS
+        self.last_op = max((seq for rank in self.members() for seq in rank.called), default=0) + 1
+        self._await_end(END_SECONDS)
+        self._outage()
+
+    def _await_end(self, seconds: float) -> None:
+        until = self.loop.time() + seconds
         while problem := ends.unfinished(self):
             if self.loop.time() > until:
                 raise Violation(problem)
             self._run_for(0.5)
+
+    def _outage(self) -> None:
+        """Check P4: a rank's death needs no orchestrator, while all agents of the group live."""
+        ranks = ends.survivors(self)
+        if len(ranks) <= self.setup.min_world:
+            return
+        for replica in list(self.replicas.values()):
+            self.kill_replica(replica)
+        victim = ranks[self.seed % len(ranks)]
+        self.note(f"rank {victim.session} is killed while there is no orchestrator")
+        self.last_op += 2
+        for rank in ranks:
+            rank.process.call(rank.go_on)
+        self._run_for(self.setup.pace)
+        self.kill_rank(victim)
+        self._run_for(1.0)
+        self._await_end(OUTAGE_SECONDS)
 
     def _run_until(self, when: float) -> None:
         while self.loop.time() < when:
