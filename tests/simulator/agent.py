@@ -204,7 +204,7 @@ class Agent:
     def _give_result(self, asker: Agent, group: SimulatedGroup, each: Fetch) -> None:
         twin = self._twin(group)
         if twin is not None and twin.holds(each.seq, each.stamp):
-            self.world.network.post(self.process, asker.process, group.take_result, each)
+            self.world.network.post(self.process, asker.process, group.result_came, each)
 
     # Ranks
 

@@ -101,10 +101,11 @@ class SimulatedGroup(AgreeingGroup):
         self.p2p.edges = self.edges
         self._events = EventQueue(self.name, self.table)
         self.event = self._events.run
-        self._runs = cast(Any, _Runs(self))
+        self.runs = _Runs(self)
+        self._runs = cast(Any, self.runs)
         self._for_every_op = {
-            Start: self._runs.start,
-            HandOut: self._runs.hand_out,
+            Start: self.runs.start,
+            HandOut: self.runs.hand_out,
             Release: self._release,
         }
         self._ranks = LocalRanks(first.sessions_on(self.node), self._events.add_due)
@@ -120,6 +121,7 @@ class SimulatedGroup(AgreeingGroup):
         self.ranks: dict[str, Rank] = {}
         self.seats: dict[tuple[int, int], records.Seat] = {}
         self._called_at: dict[int, float] = {}
+        self._is_closed = False
         self._watch()
 
     def _make_epoch(self, record: records.Epoch) -> Epoch:
@@ -158,7 +160,7 @@ class SimulatedGroup(AgreeingGroup):
         if failed is not None:
             self.tell(rank, seq, ("error", failed.error, failed.ordinal))
         else:
-            self._runs.calls[seq].add(session)
+            self.runs.calls[seq].add(session)
             self._called_at.setdefault(seq, self._world.loop.time())
         self.epoch_table.note_view(session, view)
         self.agreement.call(seq, session, self._call_of(seq, kind, view))
@@ -177,7 +179,7 @@ class SimulatedGroup(AgreeingGroup):
 
     def _watch(self) -> None:
         """Have ops judged whose deadline is over, as the real group does."""
-        if self.evicted is not None or self.is_over:
+        if self.evicted is not None or self._is_closed:
             return
         self._agent.process.later(DEADLINE_TICK, self._watch)
         machine, now = self.agreement.machine, self._world.loop.time()
@@ -191,13 +193,6 @@ class SimulatedGroup(AgreeingGroup):
             self._called_at[seq] = now - self.plan.timeout + 1.0
         if doubts:
             self.event(partial(self.agreement.doubt, doubts))
-
-    @property
-    def is_over(self) -> bool:
-        """True once the agent has closed it."""
-        return self not in self._agent.registry.all() and self._is_closed
-
-    _is_closed = False
 
     def close(self, linger: float) -> None:
         self._is_closed = True
@@ -227,16 +222,16 @@ class SimulatedGroup(AgreeingGroup):
     def take_frame(self, node: str, seq: int, stamp: Stamp) -> None:
         """A node's part of an attempt has come on its edge."""
         if self.evicted is None:
-            self.event(partial(self._runs.take_frame, node, seq, stamp))
+            self.event(partial(self.runs.take_frame, node, seq, stamp))
 
-    def take_result(self, each: Fetch) -> None:
+    def result_came(self, each: Fetch) -> None:
         """A holder has sent the result of an op."""
         if self.evicted is None:
-            self.event(partial(self._runs.fetched, each))
+            self.event(partial(self.runs.fetched, each))
 
     def _evict(self, error: PeerLost) -> None:
         super()._evict(error)
-        self._runs.fail_all()
+        self.runs.fail_all()
 
     def holds(self, seq: int, stamp: Stamp) -> bool:
         """Return True if this node can give others the result of an op."""

@@ -261,7 +261,11 @@ class Happenings:
         self._say(f"the store is slow for {event.seconds:.3f} s")
         slow = self._world.network.slow
         slow["store"] = SLOWER
-        self._after(event, lambda: slow.pop("store", None) and None)
+
+        def be_quick() -> None:
+            slow.pop("store", None)
+
+        self._after(event, be_quick)
 
 
 def _pick(items: Sequence[T], number: int) -> T | None:

@@ -61,17 +61,12 @@ class _Link:
 
 
 class PeerLinks:
-    """The links of one agent.
-
-    Attributes:
-        messages: how many were sent, by their kind.
-    """
+    """The links of one agent."""
 
     def __init__(self, world: World, process: Process, node: str, incarnation: str) -> None:
         self.node, self.incarnation = node, incarnation
         self.process = process
         self.listener: LinkListener = LinkListener()
-        self.on_silence_ended: object = None
         self._world = world
         self._links: dict[str, _Link] = {}
         self._lateness = RecentMaximum(LONGEST_PATIENCE_SECONDS)
@@ -174,7 +169,7 @@ class PeerLinks:
             self.listener.on_up(node, incarnation)
 
     def _is_connected(self, link: _Link) -> bool:
-        peer = link.connection and link.connection.other(self)
+        peer = None if link.connection is None else link.connection.other(self)
         return peer is not None and peer.incarnation == link.incarnation
 
     def _unwant(self, node: str, incarnation: str) -> None:

@@ -60,7 +60,7 @@ class Rank:
             self.process.later(AGAIN_SECONDS, self._join)
             return
         self.agent, setup = agent, self._world.setup
-        request = {
+        request: dict[str, Any] = {
             "group": "train",
             "rank": self._place,
             "session": self.session,

@@ -59,7 +59,7 @@ def _minimal(places: Places, fails: Callable[[Places], bool]) -> Places:
 def _simpler(told: Told, changes: tuple[Change, ...]) -> Told:
     """Try whether plainer parameters of the group do as well."""
     for plainer in ({"window": 1}, {"replicas": 1}, {"kinds": ("ar",)}, {"min_world": 1}):
-        setup = replace(told.story.setup, **plainer)  # type: ignore[arg-type]
+        setup = replace(told.story.setup, **plainer)
         if setup != told.story.setup:
             found = tell(replace(told.story, setup=setup), changes)
             told = found if found.problem else told

@@ -11,6 +11,7 @@ import copy
 import random
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -131,7 +132,9 @@ class Tables:
         mapping: Mapping[str, str] | None = None,
     ) -> int:
         table = self._change(name, dict)
-        fields = {**(mapping or {}), **({} if key is None else {key: value})}
+        fields = dict(mapping or {})
+        if key is not None and value is not None:
+            fields[key] = value
         new = len(fields.keys() - table.keys())
         table.update(fields)
         self.on_hset(name, fields)
@@ -186,8 +189,8 @@ class Tables:
         self._clean(name)
         return gone
 
-    def smembers(self, name: str) -> set[str]:
-        return set(self._look(name) or ())
+    def smembers(self, name: str) -> AbstractSet[str]:
+        return frozenset(self._look(name) or ())
 
     def srandmember(self, name: str, number: int) -> list[str]:
         members = sorted(self._look(name) or ())

@@ -35,7 +35,7 @@ class _Time(ModuleType):
 @contextmanager
 def virtual_time() -> Iterator[VirtualLoop]:
     """Let the product's modules that are loaded go by the virtual time of a loop; yield that."""
-    loop = VirtualLoop()
+    loop = VirtualLoop()  # type: ignore[abstract]  # it has no I/O
     with ExitStack() as stack:
         for module, name, instead in _places(loop.time):
             stack.enter_context(patch.object(module, name, instead))

@@ -11,13 +11,14 @@ import asyncio
 import logging
 from asyncio import events
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from concurrent.futures import Executor
 from contextlib import suppress
 from contextvars import Context, ContextVar, copy_context
 from enum import Enum
 from heapq import heappop, heappush
 from itertools import count
-from typing import Any, TypeVar, TypeVarTuple, Unpack
+from typing import Any, TypeVar, TypeVarTuple, Unpack, cast
 from warnings import catch_warnings, simplefilter
 
 T = TypeVar("T")
@@ -161,9 +162,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         """Run everything that happens within the next seconds."""
         self._run(self._now + seconds, lambda: False)
 
-    def run_until_complete(self, future: Generator[Any, None, T] | Any) -> Any:
+    def run_until_complete(self, future: Generator[Any, None, T] | Awaitable[T]) -> T:
         """Run until a future or coroutine is done."""
-        task = asyncio.ensure_future(future, loop=self)
+        task = asyncio.ensure_future(cast(Awaitable[T], future), loop=self)
         self._run(float("inf"), task.done)
         if not task.done():
             raise Endless("all wait for each other, and for no time")
@@ -267,14 +268,16 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         if self._is_closed:
             coro.close()
             raise RuntimeError("the loop is closed")
-        task = asyncio.Task(coro, loop=self, name=name, context=context)  # type: ignore[arg-type]
+        task = asyncio.Task(coro, loop=self, name=name, context=context)
         self._tasks[task] = None
         task.add_done_callback(self._tasks.pop)
         return task
 
-    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> Any:
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[*Args], T], *args: *Args
+    ) -> asyncio.Future[T]:
         """Do at once what others do in a thread."""
-        future = self.create_future()
+        future: asyncio.Future[T] = self.create_future()
         try:
             future.set_result(func(*args))
         except Exception as error:  # noqa: BLE001 - it is the caller's
@@ -311,7 +314,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             with suppress(BaseException), catch_warnings():
                 simplefilter("ignore")  # some have never begun
-                task.get_coro().close()  # type: ignore[union-attr]
+                task.get_coro().close()
         events._set_running_loop(None)
         logging.root.manager.disable = logged
         self._tasks.clear()
