@@ -33,15 +33,11 @@ class Planted:
 
 
 class ObeysOldLeaders(AgentMachine):
-    """Takes the decision of a round from whichever term it is."""
+    """Takes the decision of an earlier term's leader for that of the round that it reports to."""
 
     def is_frozen_for(self, install: Install) -> bool:
-        return self.frozen and not self.out and install.round == self.round
-
-    def install(self, install: Install) -> list[object]:  # type: ignore[override]
-        if self.is_frozen_for(install):
-            object.__setattr__(install, "term", self.term.number)
-        return super().install(install)  # type: ignore[return-value]
+        is_old = install.term < self.term.number
+        return super().is_frozen_for(install) or (self.frozen and not self.out and is_old)
 
 
 async def watches_nothing(self: Pipeline, *_: str) -> None:

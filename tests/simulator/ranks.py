@@ -114,6 +114,8 @@ class Rank:
         self.open.pop(seq, None)
         if (what, why) == ("error", "evicted"):
             self.has_left = True
+            if self._rng.random() < 0.5:  # others neither leave nor end for a long time
+                self._leave()
             return
         self.view = max(self.view, ordinal)
         if not self._is_thinking:

@@ -98,8 +98,8 @@ WEIGHTS = {
     "sign off": 1,
     "drain": 1,
 }
-STORY_SECONDS = 16.0
 LONGEST_FAULT = 3.0
+ROUND_TRIP_SECONDS = 0.001
 
 
 def draw(seed: int) -> Story:
@@ -108,6 +108,8 @@ def draw(seed: int) -> Story:
     setup = _setup(rng)
     most = rng.randint(6, 28)
     events, at = [], rng.random()
+    # Often at the same moment, or while the recovery from what was before goes on.
+    round_trip = ROUND_TRIP_SECONDS * setup.latency
     # Some stories have one kind of fault more than others.
     favoured = rng.choice(list(WEIGHTS))
     weights = {what: 3 * n if what == favoured else n for what, n in WEIGHTS.items()}
@@ -116,16 +118,16 @@ def draw(seed: int) -> Story:
         seconds = LONGEST_FAULT * rng.random() ** 2
         whom = (rng.randrange(1000), rng.randrange(1000))
         events.append(Event(at, what, whom, seconds))
-        # Often at the same moment, or while the recovery from what was before goes on.
-        at += rng.choice((0.0, 0.0, 0.003, 0.02, 0.1, 0.4, 0.8, 1.5))
-    return Story(seed, setup, tuple(events), _coda(rng))
+        at += rng.choice((0.0, round_trip, 4 * round_trip, 0.1, 0.4, 0.8, 1.5)) * rng.random()
+    return Story(seed, setup, tuple(events), _coda(rng, setup))
 
 
-def _coda(rng: random.Random) -> tuple[Event, ...]:
+def _coda(rng: random.Random, setup: Setup) -> tuple[Event, ...]:
     """Some that come and one that goes, close to each other."""
-    comes = [Event(0.2 * rng.random(), "join", (rng.randrange(1000),)) for _ in range(2)]
-    goes = Event(0.4 * rng.random(), "leave", (rng.randrange(1000),))
-    return tuple(sorted((*comes, goes), key=lambda each: each.at))
+    seconds = 4 * ROUND_TRIP_SECONDS * setup.latency
+    what = ("join", "join", "join", "join", "leave")
+    events = [Event(seconds * rng.random(), each, (rng.randrange(1000),)) for each in what]
+    return tuple(sorted(events, key=lambda each: each.at))
 
 
 def _setup(rng: random.Random) -> Setup:
@@ -138,7 +140,7 @@ def _setup(rng: random.Random) -> Setup:
         replicas=rng.choice((1, 1, 2)),
         on_loss=rng.choice(("shrink", "shrink", "raise")),
         min_world=rng.choice((1, 1, 2)),
-        max_world=len(founders) + 3 if is_elastic else None,
+        max_world=len(founders) + 6 if is_elastic else None,
         window=rng.choice((1, 1, 2, 3)),
         pace=rng.choice((0.02, 0.1, 0.3)),
         latency=rng.choice((1.0, 10.0, 40.0)),
