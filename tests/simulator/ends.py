@@ -23,8 +23,8 @@ def survivors(world: World) -> list[Rank]:
 def check_floors(world: World) -> None:
     """Check I7: every op that a node takes for final on all nodes is final on all of them."""
     ranks = survivors(world)
-    for opening in {rank.group.opening for rank in ranks if rank.group is not None}:
-        groups = {rank.group for rank in ranks if rank.group and rank.group.opening == opening}
+    for birth in {rank.group.birth for rank in ranks if rank.group is not None}:
+        groups = {rank.group for rank in ranks if rank.group and rank.group.birth == birth}
         floor = max(group.agreement.machine.floor for group in groups)
         for rank in ranks:
             if rank.group in groups:

@@ -75,6 +75,8 @@ class SimulatedGroup(AgreeingGroup):
 
     Attributes:
         ranks: the local ones that are in it, by session.
+        birth: tells it from another group with the same numbers, of which nobody was left when the
+            store had lost everything.
         seats: those that the node has known, by its number and theirs.
     """
 
@@ -83,6 +85,7 @@ class SimulatedGroup(AgreeingGroup):
         self.name, self.opening, self.plan, self.node = plan.group, plan.epoch, plan, agent.node
         self._agent = agent
         self._world = agent.world
+        self.birth = agent.world.ledger.birth_of(plan)
         self._rng = random.Random(f"{agent.world.seed} {agent.incarnation}")
         self.table = OpTable()
         self.deferred = set()
@@ -125,7 +128,7 @@ class SimulatedGroup(AgreeingGroup):
         self._watch()
 
     def _make_epoch(self, record: records.Epoch) -> Epoch:
-        self._world.ledger.known(record)
+        self._world.ledger.known(self, record)
         return cast(Epoch, _SimulatedEpoch(record, self.node))
 
     def _installed(self, record: records.Epoch, older: tuple[records.Epoch, ...]) -> None:
@@ -327,7 +330,7 @@ class _Runs:
             self._group.agreement.fetched(each.seq, each.stamp)
 
     def hand_out(self, each: HandOut) -> None:
-        epoch = self._world.ledger.epochs[each.stamp]
+        epoch = self._world.ledger.epochs[self._group.birth, each.stamp]
         self._running.pop(each.seq, None)
         self._tell_all(each.seq, ("result", each.stamp, epoch.ordinal))
 

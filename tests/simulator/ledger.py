@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from allfold_core.plan import Plan
 from allfold_core.survival import records
 from allfold_core.survival.instructions import Start
 from allfold_core.wire.peer_link import LinkMessageType
@@ -28,8 +29,8 @@ Life = tuple[str, int]
 TROUBLE_SECONDS = 15.0
 """So long after a fault of its own, or of its links, a node may be left out for it."""
 
-Op = tuple[int, int]
-"""The opening of the group, and the number of the op."""
+Op = tuple[str, int]
+"""The birth of the group, and the number of the op."""
 
 
 class Ledger:
@@ -37,13 +38,14 @@ class Ledger:
 
     Attributes:
         messages: how many were sent between agents, by their kind.
-        epochs: those that nodes have known, by stamp.
+        epochs: those that nodes have known, by birth of the group and stamp.
     """
 
     def __init__(self, world: World) -> None:
         self.messages: Counter[LinkMessageType] = Counter()
         self.outcomes = 0
-        self.epochs: dict[records.Stamp, records.Epoch] = {}
+        self.epochs: dict[tuple[str, records.Stamp], records.Epoch] = {}
+        self._births: dict[int, str] = {}
         self._world = world
         self._told: defaultdict[Op, dict[str, tuple[Rank, Agent, Outcome]]] = defaultdict(dict)
         self._record: Mapping[str, Any] = {}
@@ -110,7 +112,7 @@ class Ledger:
         check_run(group.agreement.machine, start)
         if len(start.epoch.seats) < self._world.setup.min_world:
             raise Violation(f"op {start.seq} is run by fewer ranks than min_world")
-        told = self._told[group.opening, start.seq]
+        told = self._told[group.birth, start.seq]
         for session in sorted(start.epoch.sessions_on(group.node)):
             if session in told:
                 raise Violation(
@@ -121,7 +123,7 @@ class Ledger:
     def told(self, agent: Agent, rank: Rank, seq: int, outcome: Outcome) -> None:
         """A rank is told what has become of its call."""
         assert rank.group is not None
-        op = (rank.group.opening, seq)
+        op = (rank.group.birth, seq)
         before = self._told[op].get(rank.session)
         if before is not None and before[2] != outcome:
             raise Violation(
@@ -131,7 +133,7 @@ class Ledger:
             return
         self.outcomes += 1
         if outcome[0] == "result":
-            check_hand_out(number(agent.node), seq, self.epochs[outcome[1]])
+            check_hand_out(number(agent.node), seq, self.epochs[rank.group.birth, outcome[1]])
         self._compare(agent, rank, op, outcome)
         self._told[op][rank.session] = (rank, agent, outcome)
 
@@ -154,9 +156,15 @@ class Ledger:
                 if session in epoch.sessions and epoch.since_of(session) <= seq:
                     raise Violation(f"P5: rank {session} waits for op {seq}, which was dropped")
 
-    def known(self, epoch: records.Epoch) -> None:
+    def birth_of(self, plan: Plan) -> str:
+        """Return the birth of the group that a node has opened or joined."""
+        if plan.sessions:
+            self._births[plan.epoch] = plan.sessions[0]
+        return self._births.get(plan.epoch, "")
+
+    def known(self, group: SimulatedGroup, epoch: records.Epoch) -> None:
         """A node gets to know an epoch."""
-        before = self.epochs.setdefault(epoch.stamp, epoch)
+        before = self.epochs.setdefault((group.birth, epoch.stamp), epoch)
         if before != epoch and epoch is not records.NO_EPOCH:
             raise Violation(f"epoch {epoch.stamp} is {before} on one node, and {epoch} on another")
 
