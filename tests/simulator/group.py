@@ -190,6 +190,10 @@ class SimulatedGroup(AgreeingGroup):
             for seq in self._called_at:
                 self._called_at[seq] += DEADLINE_TICK
             return
+        waiting = {
+            seq for seq, sessions in self.runs.calls.items() if sessions - machine.dead.keys()
+        }
+        self._called_at = {seq: at for seq, at in self._called_at.items() if seq in waiting}
         late = [seq for seq, at in self._called_at.items() if now - at >= self.plan.timeout]
         doubts = [Doubt(seq, Reason.DEADLINE, self.plan.timeout) for seq in late]
         for seq in late:
