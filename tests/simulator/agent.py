@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from allfold_agent.groups.group import Group
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from tests.simulator.world import World
 
 CLOSE_SECONDS = 0.05
+PARKED_SECONDS, PARKED_TRIES = 0.05, 200
 
 
 class Reactor:
@@ -189,13 +191,17 @@ class Agent:
         found = self.registry.look_for(group.name, group.opening, 0.0)
         return cast(SimulatedGroup | None, found)
 
-    def _take_frame(self, node: str, group: SimulatedGroup, seq: int, stamp: Stamp) -> None:
+    def _take_frame(
+        self, node: str, group: SimulatedGroup, seq: int, stamp: Stamp, tries: int = PARKED_TRIES
+    ) -> None:
+        """Take a frame; it waits for a group that is to open here, perhaps for the second time."""
         self.heard_on_edges[node] = self.world.loop.time()
         twin = self._twin(group)
-        if twin is not None:
+        if twin is not None and twin.evicted is None:
             twin.take_frame(node, seq, stamp)
-        elif not self.registry.is_over(group.name, group.opening):
-            self.process.later(0.05, self._take_frame, node, group, seq, stamp)
+        elif tries:
+            again = partial(self._take_frame, node, group, seq, stamp, tries - 1)
+            self.process.later(PARKED_SECONDS, again)
 
     def ask_result(self, group: SimulatedGroup, holder: str, each: Fetch) -> None:
         """Ask a holder for the result of an op."""
