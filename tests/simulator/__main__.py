@@ -11,11 +11,12 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Callable
 from itertools import count, takewhile
 
 from tests.simulator.planted import FAULTS
 from tests.simulator.shrink import kept, shortest
-from tests.simulator.story import draw
+from tests.simulator.story import Story, draw
 from tests.simulator.trial import HASHES, Change, Told, is_repeatable, tell, tell_all
 
 
@@ -25,13 +26,15 @@ def main() -> int:
         os.environ["PYTHONHASHSEED"] = HASHES
         os.execv(sys.executable, [sys.executable, "-m", "tests.simulator", *sys.argv[1:]])
     given = _parser().parse_args()
-    changes = FAULTS[given.fault].changes if given.fault else ()
+    planted = FAULTS[given.fault] if given.fault else None
+    changes = planted.changes if planted else ()
+    stories = planted.draw if planted else draw
     if given.seed is not None:
-        story = draw(given.seed)
+        story = stories(given.seed)
         if given.keep is not None:
             story = story.only(tuple(map(int, filter(None, given.keep.split(",")))))
         return _show(tell(story, changes), whole=given.story)
-    return _many(given, changes)
+    return _many(given, changes, stories)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -46,12 +49,16 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _many(given: argparse.Namespace, changes: tuple[Change, ...]) -> int:
+def _many(
+    given: argparse.Namespace, changes: tuple[Change, ...], stories_of: Callable[[int], Story]
+) -> int:
     begun, used = time.monotonic(), time.process_time()
     until = begun + given.seconds
     seeds = takewhile(lambda _: time.monotonic() < until, count(given.first))
     kills = stories = 0
-    for told in tell_all(takewhile(lambda n: n < given.first + given.stories, seeds), changes):
+    for told in tell_all(
+        takewhile(lambda n: n < given.first + given.stories, seeds), changes, stories_of
+    ):
         kills += told.kills
         stories += 1
         if told.problem:

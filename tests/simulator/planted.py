@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from allfold_agent.groups import agreement, round_leader
@@ -14,6 +15,7 @@ from tests.core.survival.mutants import (
     nothing,
 )
 from tests.simulator.store import Pipeline
+from tests.simulator.story import Story, close_joins, draw
 from tests.simulator.trial import Change
 
 
@@ -24,12 +26,14 @@ class Planted:
     Attributes:
         how: in words.
         changes: of the product that make it.
-        seed: of a story that finds it.
+        seed: of a story that finds it; ``None`` where none has done so yet.
+        draw: of the stories that are searched.
     """
 
     how: str
     changes: tuple[Change, ...]
-    seed: int
+    seed: int | None
+    draw: Callable[[int], Story] = draw
 
 
 class ObeysOldLeaders(AgentMachine):
@@ -50,22 +54,23 @@ FAULTS = {
     "lost wish": Planted(
         "a wish to join that comes while a round gathers reports is dropped",
         ((round_leader, "LeaderMachine", ForgetsWishesWhileGathering),),
-        0,
+        None,
+        close_joins,
     ),
     "early report": Planted(
         "an op becomes held on a node that has reported, and waits for the decision",
         ((agreement, "AgentMachine", ClaimsWhileFrozen),),
-        0,
+        1,
     ),
     "stale leader": Planted(
         "the decision of an earlier term's leader is taken for that of the present one",
         ((agreement, "AgentMachine", ObeysOldLeaders),),
-        0,
+        None,
     ),
     "frozen claim": Planted(
         "a replica that was stopped writes what followed from what it had read before",
         ((Pipeline, "watch", watches_nothing),),
-        0,
+        5,
     ),
     "double outcome": Planted(
         "a round has an op run again that some node has handed out",

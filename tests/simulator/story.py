@@ -122,6 +122,12 @@ def draw(seed: int) -> Story:
     return Story(seed, setup, tuple(events), _coda(rng, setup))
 
 
+def close_joins(number: int) -> Story:
+    """Return a story in which nothing happens but that two ranks join at the same time."""
+    setup = Setup(3, (0, 1, 2), 1, max_world=6, latency=40.0)
+    return Story(number, setup, coda=(Event(0.0, "join", (1,)), Event(0.0, "join", (2,))))
+
+
 def _coda(rng: random.Random, setup: Setup) -> tuple[Event, ...]:
     """Some that come and one that goes, close to each other."""
     seconds = 4 * ROUND_TRIP_SECONDS * setup.latency

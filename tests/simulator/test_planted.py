@@ -10,13 +10,16 @@ from tests.simulator.test_simulator import run_simulator
 pytestmark = pytest.mark.long
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+FOUND = {name: str(each.seed) for name, each in FAULTS.items() if each.seed is not None}
+
+
+@pytest.mark.parametrize("fault", FOUND)
 def test_a_planted_fault_is_found_by_its_story(fault: str) -> None:
-    told = run_simulator("--fault", fault, "--seed", str(FAULTS[fault].seed))
+    told = run_simulator("--fault", fault, "--seed", FOUND[fault])
     assert told.returncode == 1, f"the story shows nothing: {told.stdout}\n{told.stderr}"
 
 
 def test_the_stories_of_planted_faults_end_well_without_them() -> None:
-    for each in FAULTS.values():
-        told = run_simulator("--seed", str(each.seed))
+    for seed in FOUND.values():
+        told = run_simulator("--seed", seed)
         assert not told.returncode, told.stdout

@@ -6,7 +6,7 @@ import gc
 import os
 import random
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from unittest.mock import patch
@@ -84,14 +84,18 @@ def _drawn_names(seed: int) -> Iterator[None]:
     random.setstate(state)
 
 
-def tell_all(seeds: Iterable[int], changes: Iterable[Change] = ()) -> Iterator[Told]:
+def tell_all(
+    seeds: Iterable[int],
+    changes: Iterable[Change] = (),
+    stories_of: Callable[[int], Story] = draw,
+) -> Iterator[Told]:
     """Tell the stories of some numbers."""
     made = tuple(changes)
     gc.freeze()
     gc.disable()  # what a story leaves behind is looked for between stories
     try:
         for count, seed in enumerate(seeds, 1):
-            yield tell(draw(seed), made)
+            yield tell(stories_of(seed), made)
             if count % _COLLECT_STORIES == 0:
                 gc.collect()
     finally:

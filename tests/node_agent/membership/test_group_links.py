@@ -210,8 +210,8 @@ def test_the_leader_waits_for_reports_and_the_others_for_its_decision() -> None:
 def test_a_new_life_of_a_node_is_not_waited_for_in_a_group_of_its_earlier_one() -> None:
     with local_groups([[0], [1], [2]]) as local:
         leader, machine = Links(local), local.groups[0].agreement.machine
-        leader.peers.is_with.side_effect = lambda node, incarnation: (node, incarnation) != earlier
         earlier = ("node1", local.groups[0].members["node1"].incarnation)
+        leader.peers.is_with.side_effect = lambda node, incarnation: (node, incarnation) != earlier
         local.links.hold(LinkMessageType.FROZEN)
         local.ranks[1].call(0, [1.0])
         local.groups[1].doubt([Doubt(0, Reason.DEADLINE)])
