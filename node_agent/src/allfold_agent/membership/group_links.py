@@ -118,8 +118,7 @@ class GroupLinks(LinkListener):
             found += [
                 Awaited(group.name, group.opening, machine.term.number, machine.round, node)
                 for node in group.agreement.waits_for or leader
-                if node != self._node
-                and self._links.is_with(node, group.members[node].incarnation)
+                if node != self._node and self._links.is_with(node, group.members[node].incarnation)
             ]
         return found
 
