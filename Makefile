@@ -11,7 +11,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo check test test-all times chaos fuzz coverage lint types docs docs-check site site-serve bench up down clean wheels lock version test-torch test-clients test-python
+.PHONY: help demo check test test-all times chaos simulate fuzz coverage lint types docs docs-check site site-serve bench up down clean wheels lock version test-torch test-clients test-python
 
 PYTHON ?= $(firstword $(foreach each,3.11 3.12 3.13 3.14 3,$(shell command -v python$(each))))
 OTHER_PYTHON ?= $(firstword $(foreach each,$(filter-out $(PYTHON),python3.14 python3.13 python3.12),$(call works,$(each))))
@@ -69,6 +69,9 @@ times: .venv/.installed-dev ## run every test and write the time that each takes
 
 chaos: .venv/.installed-dev ## ten minutes of faults and churn on real processes; every op is compared afterwards
 	@$(BIN)/python -m tests.chaos --seconds 600 $(CHAOS_ARGS)
+
+simulate: .venv/.installed-dev ## an hour of stories of faults in one process, on virtual time; the first that goes wrong is shown
+	@$(BIN)/python -m tests.simulator --seconds 3600 $(SIMULATE_ARGS)
 
 fuzz: .venv/.installed-dev ## the fuzz tests with FUZZ_TIMES (50) times as many inputs as `make test`
 	@ALLFOLD_FUZZ_TIMES=$(FUZZ_TIMES) $(BIN)/python -m pytest --timeout 7200 $(PYTEST_ARGS) tests/fuzz

@@ -209,6 +209,7 @@ def test_a_time_limit_is_a_number_of_seconds_that_a_clock_can_count(
     group = open_group(agent)
     with pytest.raises(InvalidArgument, match="positive number of seconds"):
         group.all_reduce(np.ones(4), timeout=timeout)
+    assert "positive number of seconds" in agent.abandoned()["reason"]
     with pytest.raises(InvalidArgument, match="timeout is a positive number of seconds"):
         allfold.init(rank=0, world_size=1, group="other", agent=agent.path, timeout=timeout)
     with ThreadPoolExecutor(1) as pool:  # and the next op works

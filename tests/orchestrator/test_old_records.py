@@ -160,3 +160,20 @@ async def test_a_store_that_has_lost_something_gives_all_nodes_a_lease_to_regist
     assert [grace.allows_eviction(now, 1) for now in (0.0, 2.0, 4.0, 6.0)] == [*[False] * 3, True]
     assert [grace.allows_eviction(now, 2) for now in (8.0, 10.0, 12.0)] == [False] * 3
     assert grace.allows_eviction(14.0, 2)
+
+
+async def test_nodes_can_register_where_a_rank_has_asked_for_a_seat_since_the_store_lost_all(
+    replica: Replica, clock: ManualClock, backend: Backend
+) -> None:
+    held = await open_group(replica, max_world=4)
+    client = backend.client()
+    await client.flushall()  # type: ignore[attr-defined]
+    await client.aclose()
+    await replica.register("c")
+    assert (await replica.join(0, "c", of=2, max_world=4, session="new")).ready is False
+    for node in "ab":
+        await replica.register(node)
+        await report(replica, node, held, clock.now() + SOON)
+    assert (await record_of(replica)).term == held.term
+    seats = await replica.store.nodes.groups_of("c", "1")
+    assert seats == [], "its seat is free: it asks again, and joins the group that runs"

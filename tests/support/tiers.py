@@ -38,6 +38,10 @@ class One(NamedTuple):
     parameters: tuple[str, ...]
     preferred: tuple[str, ...] = ()
 
+    def is_for(self, nodeid: str, parameter: str) -> bool:
+        """Return True for a parameter of a test that the rule names; the first such rule counts."""
+        return nodeid.startswith(self.where) and parameter in self.parameters
+
     def kept(self, values: Sequence[str]) -> str:
         """Return the value that the gate keeps."""
         return next((each for each in self.preferred if each in values), values[0])
@@ -76,11 +80,9 @@ def _left_out(items: Iterable[pytest.Item], gate: Sequence[One]) -> set[str]:
     """Return the cases with a value that the gate does not keep."""
     cases: dict[tuple[str, str, One], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for item in items:
-        for rule in gate:
-            if item.nodeid.startswith(rule.where):
-                for name in {*rule.parameters} & {*_parameters(item)}:
-                    value = str(_parameters(item)[name])
-                    cases[_function(item), name, rule][value].append(item.nodeid)
+        for name, value in _parameters(item).items():
+            if rule := next((each for each in gate if each.is_for(item.nodeid, name)), None):
+                cases[_function(item), name, rule][str(value)].append(item.nodeid)
     return {
         nodeid
         for (_, _, rule), by_value in cases.items()

@@ -37,11 +37,19 @@ from allfold_core.wire.local_wire import (
     Message,
     OpMessage,
     P2PMessage,
-    pack_json,
 )
 
 _TIDY_EVERY = 64
 _LONGEST_REASON = 2000
+_OF_LIBRARIES = (
+    ArithmeticError,
+    AttributeError,
+    BufferError,
+    LookupError,
+    MemoryError,
+    RuntimeError,
+    ValueError,
+)
 
 
 class Channel:
@@ -228,9 +236,8 @@ class Channel:
             row = self._abandoned if self._abandoned.stop == number else range(number, number)
             if len(row) >= MAX_OPEN_OPS:
                 return
-            message = pack_json(Message.ABANDON, {**body, "seq": number})
             try:
-                connection.send(message, GRACE_SECONDS, sent)
+                connection.notify(Message.ABANDON, {**body, "seq": number}, GRACE_SECONDS, sent)
             finally:  # as with calls: what was sent has the number
                 if sent:
                     self._note_sent(number, None)
@@ -372,11 +379,11 @@ class Channel:
 def _is_for_this_rank(error: BaseException) -> bool:
     """Return True for an error of one call, of which no other rank hears.
 
-    Of exceptions that are not Allfold's, those that memory and libraries raise. Others are of the
-    program: a ``TypeError`` is that of a function that was called with the wrong arguments, so not
-    at all, and what a signal's handler raises may come up anywhere.
+    Of exceptions that are not Allfold's, those of libraries that do not cope with an argument.
+    Others are the program's: a ``TypeError`` is that of a function that was called wrongly, so not
+    at all, and a time limit, or what else a signal's handler raises, may come up anywhere.
     """
     if isinstance(error, AllfoldError):
         is_local = isinstance(error, LocalError | ArenaExhausted | GpuFailed)
         return is_local and not isinstance(error, TypeError)
-    return isinstance(error, MemoryError | BufferError | RuntimeError | ValueError)
+    return isinstance(error, _OF_LIBRARIES)

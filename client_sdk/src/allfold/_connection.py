@@ -183,9 +183,11 @@ class Connection:
         with self._lock:
             self._pending.pop(key, None)
 
-    def notify(self, kind: Message, body: dict[str, Any], timeout: float) -> None:
-        """Send a message that has no answer."""
-        self.send(pack_json(kind, body), timeout)
+    def notify(
+        self, kind: Message, body: dict[str, Any], timeout: float, sent: list[int] | None = None
+    ) -> None:
+        """Send a message that has no answer; see :meth:`send`."""
+        self.send(pack_json(kind, body), timeout, sent)
 
     def send(self, message: bytes, timeout: float, sent: list[int] | None = None) -> None:
         """Send one message; the agent has ``timeout`` seconds to take it.

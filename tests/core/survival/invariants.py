@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from allfold_core.survival.admission import OTHERS
+from allfold_core.survival.agent_machine import AgentMachine
 from allfold_core.survival.instructions import Start
 from allfold_core.survival.records import Epoch, Seat
 from allfold_core.survival.reports import may_shrink
@@ -58,10 +59,7 @@ def _has_part(w: World, n: int, seq: int) -> bool:
 
 def check_start(w: World, n: int, start: Start) -> None:
     """An op is run where it may be, with calls that fit."""
-    if start.seq <= w.agents[n].watermark:
-        raise Violation(f"op {start.seq} is run on node {n}, which takes it for final")
-    if any(seat.since > start.seq for seat in start.epoch.seats):
-        raise Violation(f"op {start.seq} is run with ranks that come later: {start.epoch.seats}")
+    check_run(w.agents[n], start)
     if len(start.epoch.seats) < w.s.min_world:
         raise Violation(f"op {start.seq} is run by fewer ranks than min_world")
     if (n, start.seq) in w.told:
@@ -69,9 +67,18 @@ def check_start(w: World, n: int, start: Start) -> None:
     begun = [stamp for (seq, stamp), nodes in w.started.items() if seq == start.seq and n in nodes]
     if begun and w.s.is_harmless:
         raise Violation(f"op {start.seq} is run again on node {n}, although nobody is lost")
-    for session in start.epoch.sessions_on(name(n)):
-        call = w.agents[n].ops[start.seq].calls[session]
-        if call.view != start.epoch.ordinal and (w.s.raises or not may_shrink(call.kind)):
+
+
+def check_run(me: AgentMachine, start: Start) -> None:
+    """A node runs an op that is not final there, with calls that fit."""
+    if start.seq <= me.watermark:
+        raise Violation(f"op {start.seq} is run on node {me.node}, which takes it for final")
+    if any(seat.since > start.seq for seat in start.epoch.seats):
+        raise Violation(f"op {start.seq} is run with ranks that come later: {start.epoch.seats}")
+    for session in start.epoch.sessions_on(me.node):
+        call = me.ops[start.seq].calls[session]
+        is_shaped = not (me.policy.shrink and may_shrink(call.kind))
+        if call.view != start.epoch.ordinal and is_shaped:
             raise Violation(f"op {start.seq} is run with a call of view {call.view}")
 
 
@@ -81,7 +88,13 @@ def check_hand_out(n: int, seq: int, epoch: Epoch) -> None:
         raise Violation(f"I3: node {n} is given op {seq} of epoch {epoch}")
 
 
-def note_seats(w: World, n: int, epoch: Epoch) -> None:
+class KnowsSeats(Protocol):
+    """A world that has the seats that each node has known, by number."""
+
+    seats: dict[tuple[int, int], Seat]
+
+
+def note_seats(w: KnowsSeats, n: int, epoch: Epoch) -> None:
     """A node sees a seat with the same number, and the same first op, in every epoch."""
     if len(epoch.sessions) != len(epoch.seats):
         raise Violation(f"a session has two seats: {epoch.seats}")

@@ -207,6 +207,19 @@ def test_the_leader_waits_for_reports_and_the_others_for_its_decision() -> None:
         frozen[0].frozen = False
 
 
+def test_a_new_life_of_a_node_is_not_waited_for_in_a_group_of_its_earlier_one() -> None:
+    with local_groups([[0], [1], [2]]) as local:
+        leader, machine = Links(local), local.groups[0].agreement.machine
+        earlier = ("node1", local.groups[0].members["node1"].incarnation)
+        leader.peers.is_with.side_effect = lambda node, incarnation: (node, incarnation) != earlier
+        local.links.hold(LinkMessageType.FROZEN)
+        local.ranks[1].call(0, [1.0])
+        local.groups[1].doubt([Doubt(0, Reason.DEADLINE)])
+        wait_until(lambda: machine.frozen and leader.links.awaited(), "the round has begun")
+        assert [each.node for each in leader.links.awaited()] == ["node2"]
+        assert leader.links.floors("node1")[0].waits_for == ("node1", "node2")
+
+
 @pytest.mark.parametrize("node", [0, 1], ids=["leader", "follower"])
 def test_a_node_without_which_a_group_goes_on_waits_for_nobody_in_it(node: int) -> None:
     with local_groups([[0], [1], [2]]) as local:

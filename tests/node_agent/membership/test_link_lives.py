@@ -42,9 +42,11 @@ def test_a_life_that_is_over_is_noticed_by_who_has_never_met_it() -> None:
             a.links.want("b", heir.address, "life-1")
             a.await_event("down", "b", True)
             assert a.in_reactor(a.links.wanted) == [("b", "life-1")]
+            assert a.links.is_with("b", "life-1") and not a.links.is_with("b", "life-2")
             a.links.want("b", heir.address, "life-2")
             a.await_event("up", "b", "life-2")
             assert a.in_reactor(a.links.wanted) == [("b", "life-2")]
+            assert a.links.is_with("b", "life-2") and not a.links.is_with("b", "life-1")
             assert not a.observe("b").refused
         finally:
             heir.close()

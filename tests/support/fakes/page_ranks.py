@@ -44,8 +44,12 @@ class Silence:
     def glance(self, now: float) -> None:
         self.glances.append(now)
 
-    def notify(self, kind: Message, body: dict[str, Any], timeout: float) -> None:
+    def notify(
+        self, kind: Message, body: dict[str, Any], timeout: float, sent: list[int] | None = None
+    ) -> None:
         self.told.append((kind, body))
+        if sent is not None:
+            sent.append(1)
 
     def wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
         deadline = monotonic() + seconds

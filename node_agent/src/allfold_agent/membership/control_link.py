@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from time import monotonic
 from typing import Any, Protocol
 
 from allfold_agent.membership import control_messages as messages
 from allfold_agent.membership.control_requests import ControlRequests, Pack
 from allfold_agent.membership.control_session import Session
-from allfold_agent.membership.control_socket import ControlSocket, dial
+from allfold_agent.membership.control_socket import dial
 from allfold_agent.membership.orchestrator_client import (
     Forgotten,
     OrchestratorClient,
@@ -31,6 +31,21 @@ from allfold_core.security.credentials import Credentials
 from allfold_core.survival.suspicion import Charge
 
 log = logging.getLogger(__name__)
+
+
+class Socket(Protocol):
+    """A connection to the orchestrator at ``url``; see ``ControlSocket``."""
+
+    url: str
+
+    async def send(self, text: str) -> None: ...
+    async def receive(self) -> str | bytes: ...
+    async def close(self) -> None: ...
+    def abort(self) -> None: ...
+
+
+Dial = Callable[[str, str, Credentials], Awaitable[Socket]]
+"""Opens the control link of a node to the orchestrator at a URL."""
 
 
 class ControlListener(Protocol):
@@ -98,14 +113,16 @@ class ControlLink:
         registration: Registration,
         listener: ControlListener,
         credentials: Credentials,
+        dial: Dial = dial,
     ) -> None:
         self._client = client
+        self._dial = dial
         self._registration = registration
         self._listener = listener
         self._credentials = credentials
         self._loop = asyncio.get_running_loop()
         self._session = Session(0, registration.beat_seconds)
-        self._socket: ControlSocket | None = None
+        self._socket: Socket | None = None
         self._outgoing: asyncio.Queue[str] | None = None
         self._requests = ControlRequests()
         self._pauses = Pauses()
@@ -221,14 +238,14 @@ class ControlLink:
     async def _link(self, url: str) -> None:
         """Open a link and serve it until it ends, which is always an error."""
         try:
-            self._socket = await dial(url, self._registration.node, self._credentials)
+            self._socket = await self._dial(url, self._registration.node, self._credentials)
             await self._serve(self._socket)
         except ServiceError as error:
             self._client.move_on(url)
             self._failures[url] = error
             raise all_of([*self._failures.values()]) from error
 
-    async def _serve(self, socket: ControlSocket) -> None:
+    async def _serve(self, socket: Socket) -> None:
         self._session = Session(self._session.generation, self._registration.beat_seconds)
         self._outgoing = asyncio.Queue()
         sending = asyncio.create_task(_send_all(socket, self._outgoing))
@@ -315,7 +332,7 @@ class ControlLink:
             self.opened()  # perhaps since it was said what the node holds
 
 
-async def _send_all(socket: ControlSocket, outgoing: asyncio.Queue[str]) -> None:
+async def _send_all(socket: Socket, outgoing: asyncio.Queue[str]) -> None:
     while True:
         await socket.send(await outgoing.get())
 

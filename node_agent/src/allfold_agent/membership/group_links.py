@@ -105,7 +105,9 @@ class GroupLinks(LinkListener):
     def awaited(self) -> list[Awaited]:
         """Return what this node waits for in the rounds of its groups.
 
-        It waits for nothing in a group that goes on without it.
+        It waits for nothing in a group that goes on without it. Nor for a node that has begun a new
+        life since: that one answers pings, and cannot do the part of the earlier one. Accused of
+        that, it would be evicted from all groups that it is in.
         """
         found: list[Awaited] = []
         for group in self._registry.all():
@@ -116,7 +118,7 @@ class GroupLinks(LinkListener):
             found += [
                 Awaited(group.name, group.opening, machine.term.number, machine.round, node)
                 for node in group.agreement.waits_for or leader
-                if node != self._node
+                if node != self._node and self._links.is_with(node, group.members[node].incarnation)
             ]
         return found
 

@@ -146,6 +146,10 @@ class PeerLinks:
         """Return the nodes that some group wants a link to, with their incarnations."""
         return [(each.node, each.incarnation) for each in self._links.values() if each.users]
 
+    def is_with(self, node: str, incarnation: str) -> bool:
+        """Return False if the link to a node is, or is to be, with another life of it."""
+        return node not in self._links or self._links[node].incarnation in ("", incarnation)
+
     def last_heard(self, node: str) -> float:
         """Return when the last byte came from a node (monotonic); ``-inf`` if none ever did."""
         return self._links[node].last_heard if node in self._links else float("-inf")

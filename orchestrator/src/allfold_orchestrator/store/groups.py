@@ -22,7 +22,9 @@ from allfold_core.errors import ServiceError
 from allfold_orchestrator.membership.group_state import (
     AgentRegistered,
     AgentRegisters,
+    Epoch,
     Event,
+    Formation,
     GroupState,
     Instruction,
     Life,
@@ -138,8 +140,10 @@ class _Write:
             match instruction:
                 case Seated() if guard is not None:
                     self.seated.add((guard.node, guard.incarnation))
-                case SeatsFreed(epoch, ranks) | RanksDeparted(epoch, ranks):
-                    self.freed |= _lives_of(before, epoch, ranks)
+                case SeatsFreed(ranks=ranks):
+                    self.freed |= _lives_of(before.forming, ranks)
+                case RanksDeparted(ranks=ranks):
+                    self.freed |= _lives_of(before.current, ranks)
                 case PlanReady():
                     self.completes = True
                 case AgentRegistered(is_out=False) if isinstance(event, AgentRegisters):
@@ -302,13 +306,14 @@ def _without_living(lost: NodesLost, nodes: Mapping[str, NodeRecord | None]) -> 
     return lost if len(over) == len(lost.lives) else replace(lost, lives=over)
 
 
-def _lives_of(state: GroupState, epoch: int, ranks: Sequence[int]) -> set[Life]:
-    """Return the nodes, with incarnations, of these ranks in one epoch."""
-    forming = state.forming
-    if forming is not None and forming.epoch == epoch:
-        return {forming.seats[rank].life for rank in ranks}
-    assert state.current is not None, "ranks left an epoch that is not there"
-    return {state.current.seats[rank].life for rank in ranks}
+def _lives_of(held: Formation | Epoch | None, ranks: Sequence[int]) -> set[Life]:
+    """Return the nodes, with incarnations, of ranks that have given up their seats.
+
+    Args:
+        held: these seats before. The number of a formation may have risen since.
+    """
+    assert held is not None, "ranks have left what was not there"
+    return {held.seats[rank].life for rank in ranks}
 
 
 def _voters(state: GroupState) -> set[Life]:

@@ -1,0 +1,1 @@
+"""Agents, ranks, orchestrators and their store in one process, on virtual time, under faults."""
