@@ -10,7 +10,7 @@ SHAPES = ("1+2+3", "2x2", "3x1")
 TWO_BY_TWO = ("2x2", "(0, 0, 1, 1)", "[0, 0, 1, 1]")
 
 GATE = (
-    # On other shapes the verdict comes with the deadline, as a node compares once its ranks are there.
+    # A node of several ranks compares once all are there: with a late one, at the deadline.
     One(
         "tests/conformance/test_mismatch.py::test_who_calls_after_the_verdict",
         ("shared_job",),

@@ -18,6 +18,7 @@ from allfold_core.survival.instructions import (
     SendClosing,
     SendDoubt,
     SendDown,
+    SendWishes,
     Start,
 )
 from allfold_core.survival.records import Epoch, Stamp, Term
@@ -30,6 +31,7 @@ from allfold_core.survival.reports import (
     Reason,
     Run,
 )
+from allfold_core.verdict import LEFT
 from tests.core.survival.agents import (
     ALONE,
     EPOCH,
@@ -330,6 +332,30 @@ def test_an_error_is_forgotten_when_the_last_rank_will_not_call_its_op() -> None
     me.abandon(0, "r2")
     assert me.failure(0) is None
     assert me.called["r2"] == 0
+
+
+def test_what_is_remembered_of_ops_and_refused_calls_ends_with_the_ops() -> None:
+    me = machine("a")
+    assert me.remembered == 0
+    me.abandon(0, "r2")
+    me.call(0, "r0", SUM)
+    assert me.remembered == 2
+    me.freeze(0, 1)
+    me.install(decided({0: Fail("{}", 0)}))
+    me.learn_floor(0)
+    me.learn_watermark("b", 0)
+    assert me.remembered == 0
+
+
+def test_a_rank_whose_wish_to_leave_is_granted_has_left() -> None:
+    me = machine("a")
+    (wish,) = me.wish_to_leave("r2")
+    assert isinstance(wish, SendWishes) and wish.wishes.leave == ("r2",)
+    me.freeze(0, 1)
+    without = tuple(seat for seat in EPOCH.seats if seat.session != "r2")
+    me.install(decided({}, Epoch(Stamp(0, 1, 0), 1, without, REDUCED.change)))
+    assert me.dead == {"r2": LEFT}
+    assert me.wishes.leave == ()
 
 
 def test_an_op_that_is_run_again_without_this_node_is_dropped_here() -> None:
