@@ -64,6 +64,7 @@ def test_an_empty_score_is_no_perfect_one() -> None:
     assert (Score().recall, Score().precision, Score().within(2.0)) == (0.0, 0.0, 0.0)
 
 
+@pytest.mark.long
 def test_a_short_run_names_the_culprits_of_real_faults(tmp_path: Path) -> None:
     requires("redis")
     if reason := why_not([Network.parse("2gbit")]):
@@ -85,6 +86,7 @@ def test_a_short_run_names_the_culprits_of_real_faults(tmp_path: Path) -> None:
     assert "4 faults of 4 kinds" in done.stdout
 
 
+@pytest.mark.long
 def test_a_short_run_without_faults_raises_no_alarm() -> None:
     requires("redis")
     if reason := why_not([Network.parse("2gbit")]):
@@ -97,6 +99,7 @@ def test_a_short_run_without_faults_raises_no_alarm() -> None:
     assert "0 false alarms in 8 s" in done.stdout
 
 
+@pytest.mark.long
 def test_the_cost_is_measured_on_one_node_and_between_two(tmp_path: Path) -> None:
     requires("redis")
     if reason := why_not([Network.parse("2gbit")]):

@@ -12,6 +12,7 @@ import pytest
 from benchmarks.children import ROOT, environment
 from benchmarks.goodput.__main__ import parse
 from benchmarks.goodput.accounts import Phase, Stalls, Step, goodput, read
+from tests.support.tiers import long
 
 SECONDS = 240.0
 
@@ -68,7 +69,7 @@ def test_the_log_of_a_rank_that_was_killed_is_read_without_its_torn_line(tmp_pat
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("kill", ["rank", "agent"])
+@pytest.mark.parametrize("kill", [long("rank"), "agent"])
 def test_a_training_goes_on_through_a_kill_and_no_value_is_wrong(tmp_path: Path, kill: str) -> None:
     file = tmp_path / "results.json"
     lengths = ["--undisturbed", "0.5", "--seconds", "1", "--every", "1", "--step-ms", "10"]

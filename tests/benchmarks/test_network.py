@@ -68,12 +68,14 @@ def run(tmp_path: Path) -> Iterator[Any]:
         yield result_on
 
 
+@pytest.mark.long
 def test_a_line_with_a_rate_carries_no_more_than_that(run: Any) -> None:
     result = run("100mbit")
     assert 0 < result["line"] < 100e6 / 8
     assert [each["wrong"] for each in result["libraries"].values()] == [0, 0]
 
 
+@pytest.mark.long
 def test_no_op_is_faster_than_a_delayed_line(run: Any) -> None:
     result = run("5ms")
     assert list(result["libraries"]) == ["allfold", "gloo"]

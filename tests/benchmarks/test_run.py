@@ -37,6 +37,7 @@ def interrupts_ignored() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.long
 def test_no_library_is_wrong_in_any_collective(tmp_path: Path) -> None:
     file = tmp_path / "results.json"
     options = ["--shapes", "1x2", "--kinds", "all", "--sizes", "4K", "--seconds", "0"]
@@ -59,6 +60,7 @@ def test_no_library_is_wrong_in_any_collective(tmp_path: Path) -> None:
             assert figures["least"] <= figures["mean"]
 
 
+@pytest.mark.long
 def test_every_rank_decodes_the_tokens_of_a_single_process_with_every_library(
     tmp_path: Path,
 ) -> None:
@@ -74,6 +76,7 @@ def test_every_rank_decodes_the_tokens_of_a_single_process_with_every_library(
         assert figures["tokens_per_second"] == pytest.approx(1 / figures["mean"])
 
 
+@pytest.mark.long
 def test_short_ops_are_measured_in_both_ways_and_summarised(tmp_path: Path) -> None:
     readme, page = tmp_path / "README.md", tmp_path / "latency.md"
     readme.write_text(f"# Title\n\n{BEGIN}\n{END}\n\nThe end.\n")
@@ -128,6 +131,7 @@ def test_what_the_suite_does_not_have_is_refused(allfold: Commands) -> None:
     assert "--against cannot be combined with --strategy" in command.err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_nothing_is_left_of_a_run_that_was_told_to_end(
     allfold: Commands, number: signal.Signals, interrupts_ignored: None

@@ -26,6 +26,7 @@ SECONDS = 60.0
 NODES, RANKS = 5, 2
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_membership_of_a_cluster_is_measured_and_predictions_are_drawn(tmp_path: Path) -> None:
     file, plots = tmp_path / "results.json", tmp_path / "plots"
@@ -52,6 +53,7 @@ def test_the_membership_of_a_cluster_is_measured_and_predictions_are_drawn(tmp_p
     assert 0 < found["compressed_bytes"] < found["plan_bytes"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.redis
 @pytest.mark.parametrize("replicas", [1, 2])

@@ -12,6 +12,7 @@ from tests.benchmarks.commands import run_benchmark
 SECONDS = 240.0
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_both_rows_are_measured_checked_and_written(tmp_path: Path) -> None:
     options = ["--mib", "24", "--rounds", "2"]

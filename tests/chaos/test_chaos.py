@@ -8,9 +8,8 @@ from tests.chaos.faults import ENDURED, TAKES_A_NODE, Kind
 from tests.chaos.report import table
 from tests.chaos.run import Plan, run
 from tests.support.require import requires
-from tests.support.tiers import long
 
-SHORT_SECONDS = 15.0
+SHORT_SECONDS = 6.0
 LONG_SECONDS = 60.0
 CHURN_SECONDS = 20.0
 SEED = 15
@@ -39,7 +38,8 @@ def test_no_op_of_four_nodes_notices_what_can_be_endured() -> None:
     assert any(tally.recoveries.values())
 
 
-@pytest.mark.parametrize("joins", ["any", long("commit")])
+@pytest.mark.long
+@pytest.mark.parametrize("joins", ["any", "commit"])
 def test_no_op_has_two_outcomes_while_ranks_and_nodes_join_and_die(joins: str) -> None:
     requires("redis")
     kinds = (Kind.KILL_RANK, Kind.KILL_AGENT, Kind.STOP_AGENT)

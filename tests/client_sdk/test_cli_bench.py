@@ -120,6 +120,7 @@ def test_a_wrong_element_is_counted_and_ends_with_status_1(
     assert int(last[-1]) >= least
 
 
+@pytest.mark.long
 def test_a_lossy_wire_is_not_wrong_within_its_bounds(allfold: Commands, services: Services) -> None:
     """A block of int8 may be of several ranks' elements, and a product doubles what one lost."""
     wanted = ("--op", "sum", "--op", "min", "--op", "product", "--wire", "int8", "--factor", "512")
@@ -219,6 +220,7 @@ def test_a_bench_of_a_strategy_skips_and_names_the_collectives_without_it(
     assert "# skipped: send_recv has no strategies" in command.out
 
 
+@pytest.mark.long
 def test_a_bench_of_types_skips_and_names_those_that_an_operation_or_a_wire_refuses(
     allfold: Commands, services: Services
 ) -> None:

@@ -43,6 +43,7 @@ def allfold() -> Iterator[Commands]:
         yield started
 
 
+@pytest.mark.long
 def test_a_late_rank_is_named_with_what_it_does_and_when_it_has_come(allfold: Commands) -> None:
     done = allfold.run("run", "--nproc-per-node", "2", allfold.script(LATE))
     assert "waits for rank 1 on node node0: its process is in load_batch" in done.err
@@ -50,6 +51,7 @@ def test_a_late_rank_is_named_with_what_it_does_and_when_it_has_come(allfold: Co
     assert done.err.count("waits for rank 1") == 1
 
 
+@pytest.mark.long
 def test_the_end_of_a_rank_is_said_once(allfold: Commands) -> None:
     done = allfold.run("run", "--nproc-per-node", "2", allfold.script(FAILS), "0", status=1)
     assert done.err.count("allfold: rank 1 ended with status 1") == 1
