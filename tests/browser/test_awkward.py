@@ -44,6 +44,7 @@ def answering(page: Page, services: Services, **made: Any) -> None:
     page.reload()
 
 
+@pytest.mark.long
 def test_a_hundred_nodes_are_a_condensed_ring_and_a_table(
     services: Services, open_page: OpenPage
 ) -> None:

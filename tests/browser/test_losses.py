@@ -23,6 +23,7 @@ def services() -> Iterator[Services]:
         yield services
 
 
+@pytest.mark.long
 def test_a_killed_node_changes_the_picture(
     services: Services, pool: RankPool, open_page: OpenPage
 ) -> None:

@@ -98,6 +98,7 @@ def test_bus_bandwidth_is_that_of_nccl_tests(allfold: Commands) -> None:
     assert ratio["broadcast"] == 1.0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("op", "before", "after", "least"),
     [

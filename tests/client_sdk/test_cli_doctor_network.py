@@ -72,6 +72,7 @@ def bad(report: dict[str, Any]) -> list[tuple[str, str, str]]:
     ]
 
 
+@pytest.mark.long
 def test_nodes_on_a_network_are_fine_and_their_links_measured(nodes: Nodes) -> None:
     report = nodes.doctor(status=0)
     assert bad(report) == []
@@ -92,6 +93,7 @@ def test_a_port_that_is_filtered_is_named_with_the_node(nodes: Nodes) -> None:
     assert f"let TCP port {port} through the firewalls" in finding["advice"]
 
 
+@pytest.mark.long
 def test_packets_that_are_too_large_for_the_way_are_told_from_a_filter(nodes: Nodes) -> None:
     port_of_node_0 = ("-n", nodes.spaces.switch, "link", "set", "port0", "mtu")
     # What TCP leaves to the interface to cut would pass the switch in one piece.

@@ -178,6 +178,7 @@ pid.write_text(str(os.getpid()))
 """
 
 
+@pytest.mark.long
 def test_a_rank_that_comes_back_when_its_group_has_ended_does_not_wait_for_it(
     allfold: Commands, tmp_path: Path
 ) -> None:

@@ -129,6 +129,7 @@ def test_what_up_prints_is_what_status_needs(allfold: Commands) -> None:
     assert "node1 was killed by SIGKILL; it last wrote:" in command.err
 
 
+@pytest.mark.long
 def test_what_up_prints_is_enough_with_tls_too(allfold: Commands, tmp_path: Path) -> None:
     certificates(tmp_path / "some certs", "node", name="team")
     tls = {"ALLFOLD_TLS_DIR": str(tmp_path / "some certs" / "node"), "ALLFOLD_TLS_NAME": "team"}
@@ -201,6 +202,7 @@ def test_a_run_starts_a_stack_and_takes_it_down(allfold: Commands) -> None:
     ]
 
 
+@pytest.mark.long
 def test_a_run_tells_that_a_service_died_and_goes_on(allfold: Commands) -> None:
     script = allfold.script(
         "import pathlib, sys, time\n"
@@ -261,6 +263,7 @@ while not pathlib.Path(sys.argv[1]).exists():
 """
 
 
+@pytest.mark.long
 def test_status_tells_the_epoch_of_a_group_and_why_it_has_lost_a_rank(allfold: Commands) -> None:
     flag = allfold.folder / "flag"
     up = allfold.start(*UP, "--nodes", "2", "--json")

@@ -18,6 +18,7 @@ from tests.support.cases import Case, digest, encode, expected, label, numels
 from tests.support.processes.ranks import Job, RankPool
 from tests.support.processes.services import Services
 from tests.support.strategies import names_of
+from tests.support.tiers import one_in
 
 Floats = npt.NDArray[np.float32]
 
@@ -56,7 +57,7 @@ def test_every_operation_type_and_size_is_exact(job: Job, strategy: str) -> None
     check(job, cases)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", one_in(4, STRATEGIES))
 def test_tensors_of_several_chunks_are_exact(job: Job, strategy: str) -> None:
     kinds = [("sum", "float32"), ("mean", "bfloat16"), ("max", "int64")]
     check(job, [Case(op, dtype, SEVERAL_CHUNKS, strategy) for op, dtype in kinds])
@@ -192,7 +193,7 @@ def test_nothing_is_kept_of_the_hundreds_of_ops_of_a_registration(
         assert services.group_status(node, job.name)["in_flight"] == []
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", one_in(3, OPS))
 def test_one_rank_alone_gets_back_what_it_gave(pool: RankPool, op: str) -> None:
     with pool.job([0]) as alone:
         bits = np.array([0.1, -0.0, 3e-45, np.inf, 65504.0], np.float32)

@@ -139,6 +139,7 @@ def test_a_stopped_rank_that_owes_a_message_is_named_and_the_error_says_why(
     await_end(services, job, incident)
 
 
+@pytest.mark.long
 def test_a_rank_that_is_slower_than_the_others_is_named_with_both_times(
     job: Job, services: Services
 ) -> None:
@@ -235,6 +236,7 @@ def test_a_rank_that_leaves_while_others_count_on_it_is_named(
         assert len(incidents(services, job)) == 1
 
 
+@pytest.mark.long
 def test_a_killed_agent_is_named_by_those_that_are_left(pool: RankPool, services: Services) -> None:
     began = time.time()
     with pool.unregistered(SHAPES["3x1"]) as job:

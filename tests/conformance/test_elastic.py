@@ -372,6 +372,7 @@ def test_a_rank_that_replaces_one_which_died_as_the_state_was_shared_gets_it_too
         assert results(calls) == [[3, 0.0, 0.0]] * 3, "all have that of rank 0"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("numel", [1000, 3_000_000], ids=["short", "long"])
 def test_a_rank_that_joins_goes_on_from_the_state_of_the_others(
     pool: RankPool, services: Services, tmp_path: Path, numel: int

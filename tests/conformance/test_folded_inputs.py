@@ -73,6 +73,7 @@ def test_every_fold_of_converted_multiplied_and_plain_inputs_is_exact(
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_inputs_of_several_chunks_are_folded_where_they_lie(job: Job, strategy: str) -> None:
     folds = [("sum", "float32"), ("premul_sum", "bfloat16")]

@@ -21,6 +21,7 @@ KINDS = [
 SECONDS = 300.0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", SIZES)

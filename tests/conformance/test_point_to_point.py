@@ -217,6 +217,7 @@ def test_a_rank_that_is_killed_fails_messages_to_it_and_from_it(
         assert later.result() == [1, [1, 2, 3]]
 
 
+@pytest.mark.long
 def test_an_agent_that_is_killed_fails_messages_to_its_ranks(
     pool: RankPool, services: Services
 ) -> None:

@@ -194,6 +194,7 @@ def test_all_survivors_have_done_the_same_ops_when_some_are_killed(
         await_lane(services, job, left)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", ["2x2", "4x1"])
 def test_an_agent_that_is_killed_costs_ops_that_shrink_no_result(
     pool: RankPool, services: Services, tmp_path: Path, shape: str

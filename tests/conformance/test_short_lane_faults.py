@@ -77,6 +77,7 @@ def test_broken_and_damaged_connections_cost_no_op_and_the_lane_opens_again(
         await_lane(services, job)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", [(0, 2), (0, 0, 2, 2)], ids=["2x1", "2x2"])
 def test_with_a_node_whose_lane_is_off_all_goes_by_the_long_lane(
     pool: RankPool, services: Services, shape: tuple[int, ...]

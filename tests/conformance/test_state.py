@@ -84,6 +84,7 @@ def test_a_holder_that_dies_is_replaced(
         assert [each["content"] for each in came] == [content] * 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("on_loss", ["raise", "shrink"])
 def test_an_agent_of_a_holder_that_dies_is_replaced(
     pool: RankPool, services: Services, tmp_path: Path, on_loss: str

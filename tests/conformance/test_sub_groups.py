@@ -128,6 +128,7 @@ def test_a_timeout_is_that_of_the_parent_unless_it_is_given(job: Job) -> None:
             assert found == {"timeout": right, "parent": OP_SECONDS, "long": True}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("own", "right"),
     [({}, "bfloat16"), ({"wire": "float16"}, "float16"), ({"wire": "native"}, "native")],

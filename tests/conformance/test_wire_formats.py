@@ -78,6 +78,7 @@ def test_all_ranks_have_the_same_bits_and_errors_are_within_the_bounds(
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.label)
 def test_tensors_of_several_chunks_are_within_the_bounds_too(job: Job, kind: Kind) -> None:
     check(
@@ -167,6 +168,7 @@ def test_with_feedback_the_mean_of_many_results_becomes_exact(job: Job, strategy
         assert without[0][1] > 4 * with_it[0][1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.label)
 def test_with_feedback_all_ranks_have_the_same_bits_too(job: Job, kind: Kind) -> None:
     """And a result is off by what it has cost itself and what the one before has."""
