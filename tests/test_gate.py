@@ -133,6 +133,19 @@ def test_a_slow_case_that_is_known_is_listed_once_it_takes_twice_as_long() -> No
     assert [budget for _, budget, _ in times.over_budget(known)] == [6.0]
 
 
+def test_what_was_not_run_keeps_its_times() -> None:
+    before, after = Times(), Times()
+    for file in ("a", "b"):
+        before.add(report(f"tests/core/test_{file}.py::test_slow", 3.0))
+    after.add(report("tests/core/test_a.py::test_slow", 0.5))
+    names = [line.split("\t")[2] for line in after.table(before.table()).splitlines()[1:]]
+    assert names == [
+        "tests/core/test_b.py",
+        "tests/core/test_a.py",
+        "tests/core/test_b.py::test_slow",
+    ]
+
+
 # CI
 
 

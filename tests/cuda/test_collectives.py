@@ -24,6 +24,7 @@ CASES = [
 KERNELS_SECONDS = 100.0
 
 
+@pytest.mark.long
 @EACH
 def test_every_reduction_of_every_dtype_is_exact(pool: RankPool, nodes: tuple[int, ...]) -> None:
     with pool.job(nodes) as job:

@@ -77,6 +77,7 @@ def test_a_rank_whose_gpu_does_nothing_any_more_is_named_when_the_time_is_over()
             each.kill()
 
 
+@pytest.mark.long
 def test_an_agent_whose_gpu_does_nothing_any_more_says_so_when_the_time_is_over() -> None:
     """Others are served: releasing the memory of ranks that end would mean to wait forever."""
     variables = {"FAKE_CUDA_HANG_DEVICE_AFTER": "12", "FAKE_CUDA_RELEASE_WAITS": "1"}

@@ -40,6 +40,7 @@ def test_ops_that_are_in_flight_together_keep_their_memory_apart(
         assert found == [[]] * len(nodes)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("nodes", [(0, 0), (0, 1)], ids=str)
 def test_new_arrays_have_memory_that_nothing_is_on_its_way_to(

@@ -27,6 +27,7 @@ def test_memory_on_a_gpu_is_shared_where_that_works(pool: RankPool) -> None:
             assert re.match("ipc: .*folds on it as well, as Fake GPU 0", found), found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("which", PATHS)
 def test_the_path_is_chosen_by_what_works_and_says_why(which: str) -> None:
     settings, variables, path, why = PATHS[which]

@@ -22,6 +22,8 @@ TOLERANCE = 2.0
 _LISTED = 20
 _HEAD = "seconds\tcases\tof"
 
+Row = tuple[float, int, str]
+
 # Their tests start processes, or drive those of a shared stack of services.
 PROCESS_FOLDERS = (
     "benchmarks",
@@ -72,13 +74,14 @@ class Times:
                 over.append((seconds, budget, case))
         return sorted(over, reverse=True)
 
-    def table(self) -> str:
-        """Return the text of ``tests/times.tsv``."""
-        files = sorted(((t, file) for file, t in self.files.items()), reverse=True)
-        slow = sorted(((t, case) for case, t in self.cases.items()), reverse=True)
-        lines = [f"{t:.1f}\t{self.counts.get(file, 0)}\t{file}" for t, file in files]
-        lines += [f"{t:.1f}\t1\t{case}" for t, case in slow if t > self.budget(case)]
-        return "\n".join([_HEAD, *lines, ""])
+    def table(self, before: str = "") -> str:
+        """Return the text of ``tests/times.tsv``: of what was not run, the rows of ``before``."""
+        files = [(t, self.counts.get(file, 0), file) for file, t in self.files.items()]
+        files += [row for row in _rows(before) if _is_file(row) and row[2] not in self.files]
+        slow = [(t, 1, case) for case, t in self.cases.items() if t > self.budget(case)]
+        slow += [row for row in _rows(before) if not _is_file(row) and row[2] not in self.cases]
+        rows = sorted(files, reverse=True) + sorted(slow, reverse=True)
+        return "\n".join([_HEAD, *(f"{t:.1f}\t{n}\t{name}" for t, n, name in rows), ""])
 
 
 def uses_processes(file: str, keywords: Iterable[str]) -> bool:
@@ -89,8 +92,16 @@ def uses_processes(file: str, keywords: Iterable[str]) -> bool:
 
 def known_cases(table: str) -> dict[str, float]:
     """Return the seconds of the slow cases that a table has."""
-    rows = (line.split("\t") for line in table.splitlines()[1:])
-    return {name: float(seconds) for seconds, _, name in rows if "::" in name}
+    return {row[2]: row[0] for row in _rows(table) if not _is_file(row)}
+
+
+def _rows(table: str) -> list[Row]:
+    split = (line.split("\t") for line in table.splitlines()[1:])
+    return [(float(seconds), int(cases), name) for seconds, cases, name in split]
+
+
+def _is_file(row: Row) -> bool:
+    return "::" not in row[2]
 
 
 def by_time(items: Sequence[pytest.Item]) -> list[pytest.Item]:
@@ -116,8 +127,7 @@ def _folder(file: str) -> str:
 
 
 def _known_files(table: str) -> dict[str, float]:
-    rows = (line.split("\t") for line in table.splitlines()[1:])
-    return {name: float(seconds) for seconds, _, name in rows if "::" not in name}
+    return {row[2]: row[0] for row in _rows(table) if _is_file(row)}
 
 
 class Budget:
@@ -138,5 +148,5 @@ class Budget:
             for seconds, budget, case in over[:_LISTED]:
                 terminalreporter.write_line(f"{seconds:6.1f} s of {budget:4.1f} s  {case}")
         if self._writes:
-            TIMES.write_text(self._times.table())
+            TIMES.write_text(self._times.table(TIMES.read_text() if TIMES.exists() else ""))
             terminalreporter.write_line(f"wrote {TIMES}")
