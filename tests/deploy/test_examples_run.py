@@ -103,6 +103,7 @@ def test_the_ddp_job_trains_on_allfold(services: Services) -> None:
     assert groups_opened(services) > before
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 60)
 def test_the_train_job_trains_on_allfold_with_the_environment_of_its_runtime(

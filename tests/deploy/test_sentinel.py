@@ -127,6 +127,7 @@ def test_another_redis_takes_over_and_all_of_them_agree(pods: list[Pod]) -> None
     assert first.known_primary == primary.host
 
 
+@pytest.mark.long
 def test_a_new_password_is_taken_when_the_pods_are_started_again(pods: list[Pod]) -> None:
     wait_until(lambda: roles(pods) == ["master", "slave", "slave"], "the first leads", SECONDS)
     for pod in pods:

@@ -406,6 +406,7 @@ def test_a_second_time_renews_the_certificates_of_the_same_authority(
     assert ca.read_text() == first[1]
 
 
+@pytest.mark.long
 def test_a_change_of_the_authority_reaches_the_folders_of_all_services(
     authority: Path, certificates: Path
 ) -> None:

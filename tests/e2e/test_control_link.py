@@ -51,6 +51,7 @@ def states(services: Services) -> dict[str, str]:
     return {node["node"]: node["state"] for node in nodes}
 
 
+@pytest.mark.long
 def test_an_agent_that_was_taken_for_lost_serves_new_ranks_without_a_restart(
     replicas: list[Services],
 ) -> None:

@@ -173,6 +173,7 @@ def allfold(services: Services, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_a_rank_that_gets_sigterm_leaves_and_the_others_fail_no_op(start: Start) -> None:
     ranks = start("a", "a", "a", last=2)
     ranks.children[1].signal(signal.SIGTERM)
@@ -180,6 +181,7 @@ def test_a_rank_that_gets_sigterm_leaves_and_the_others_fail_no_op(start: Start)
     ranks.check_that_the_others_went_on(leaver=1)
 
 
+@pytest.mark.long
 def test_a_rank_of_a_group_that_commits_its_state_leaves_between_two_steps(start: Start) -> None:
     ranks = start("a", "a", "a", last=2, joins="commit")
     ranks.children[0].signal(signal.SIGTERM)
@@ -202,6 +204,7 @@ def test_a_node_drains_and_the_others_fail_no_op(services: Services, start: Star
     assert "NodeDraining: [AF406 NodeDraining] no rank can join here: node drained" in last
 
 
+@pytest.mark.long
 def test_an_agent_that_is_told_to_end_lets_its_ranks_leave_first(
     services: Services, start: Start
 ) -> None:
@@ -215,6 +218,7 @@ def test_an_agent_that_is_told_to_end_lets_its_ranks_leave_first(
     ranks.check_that_the_others_went_on(leaver=2)
 
 
+@pytest.mark.long
 def test_an_agent_that_waits_for_all_ranks_is_replaced_without_a_failed_op(
     services: Services, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,6 +88,7 @@ def test_ranks_and_nodes_join_a_group_that_the_orchestrator_has_forgotten(
     reduces(job, 0, 1, 2, 3)
 
 
+@pytest.mark.long
 def test_the_ranks_that_have_joined_before_are_remembered_by_their_agents(
     job: Job, services: Services
 ) -> None:
@@ -103,6 +104,7 @@ def test_the_ranks_that_have_joined_before_are_remembered_by_their_agents(
     reduces(job, 2, 3)
 
 
+@pytest.mark.long
 def test_a_seat_that_was_free_before_the_loss_is_free_after_it(
     job: Job, services: Services
 ) -> None:
@@ -114,6 +116,7 @@ def test_a_seat_that_was_free_before_the_loss_is_free_after_it(
     reduces(job, 0, 3)
 
 
+@pytest.mark.long
 def test_a_node_with_ranks_that_have_joined_outlives_the_loss_of_another(
     job: Job, services: Services
 ) -> None:

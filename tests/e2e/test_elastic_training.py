@@ -244,6 +244,7 @@ def undisturbed(start: Start, nodes: Nodes) -> Outcome:
     return training.end(), training.accuracy()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("lose", "redone"), [(Training.drain, 0), (Training.kill, 2)])
 def test_half_of_the_nodes_are_replaced_and_the_training_ends_as_if_nothing_had_happened(
     start: Start,

@@ -12,6 +12,7 @@ import pytest
 from tests.support.processes.cli import Commands, commands
 from tests.support.processes.fixtures import services_with
 from tests.support.processes.services import Services
+from tests.support.tiers import long
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SYNCHRONISATIONS = (
@@ -105,7 +106,7 @@ def test_the_quickstart_prints_the_mean_on_every_rank(allfold: Commands) -> None
 
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 60)
-@pytest.mark.parametrize(("nodes", "per_node"), [(1, 1), (2, 2)])
+@pytest.mark.parametrize(("nodes", "per_node"), [long(1, 1), (2, 2)])
 def test_training_ends_with_the_same_weights_everywhere(
     allfold: Commands, nodes: int, per_node: int
 ) -> None:
@@ -117,6 +118,7 @@ def test_training_ends_with_the_same_weights_everywhere(
     assert "\r" not in out
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 60)
 def test_training_fails_with_a_line_that_names_each_check_that_failed(
@@ -132,6 +134,7 @@ def test_training_fails_with_a_line_that_names_each_check_that_failed(
     assert "; the weights differ from a single process's by " in line
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 60)
 def test_an_elastic_training_uses_each_image_once_though_ranks_die_and_come_back(
@@ -162,6 +165,7 @@ def losses(
     return json.loads(file.read_text()), out
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(2 * SECONDS + 60)
 @pytest.mark.parametrize(("options", "per_node"), [((), 2), (("--fsdp",), 1)])
@@ -182,6 +186,7 @@ def test_a_plain_torch_training_finds_the_losses_that_it_finds_on_gloo(
     assert ours[:40] == pytest.approx(theirs[:40], rel=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 60)
 def test_mixed_precision_trains_with_float32_master_weights(
@@ -195,6 +200,7 @@ def test_mixed_precision_trains_with_float32_master_weights(
     assert re.fullmatch(r"mixed precision: ok accuracy=0\.9[5-9]\d\d wire=int8", last)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 60)
 @pytest.mark.parametrize(("nodes", "strategy"), [(1, "local"), (2, "direct")])
@@ -209,6 +215,7 @@ def test_tensor_parallel_decoding_finds_the_tokens_of_a_single_process(
     assert out.splitlines()[-1] == "tokens: the same as a single process"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 60)
 def test_tensor_parallel_decoding_runs_on_gloo_for_comparison(

@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.support.tiers import one_in
+
 ROOT = Path(__file__).parents[2]
 SECONDS = 180.0
 _SCRIPT = re.compile(r"^<!-- (\w+\.py) -->\n```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -69,7 +71,9 @@ def test_the_pages_show_what_they_should() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 20)
-@pytest.mark.parametrize("example", shown(), ids=lambda each: f"{each.page} {each.arguments}")
+@pytest.mark.parametrize(
+    "example", one_in(3, shown()), ids=lambda each: f"{each.page} {each.arguments}"
+)
 def test_a_command_of_a_page_prints_what_the_page_shows(example: Shown, tmp_path: Path) -> None:
     (tmp_path / example.script).write_text(scripts(example.page)[example.script])
     done = subprocess.run(

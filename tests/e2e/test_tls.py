@@ -234,6 +234,7 @@ def test_the_doctor_finds_certificates_in_order(
     assert "FAIL" not in shown.stdout.upper().replace("FAILED 0", "")
 
 
+@pytest.mark.long
 def test_handshakes_that_never_end_hold_few_descriptors_and_are_ended(
     stack: LocalStack, folder: CertificateFolder
 ) -> None:
@@ -308,6 +309,7 @@ def test_an_agent_with_a_wrong_token_is_an_error_at_once_that_names_the_cure(
     assert "could not register" in ended.stderr
 
 
+@pytest.mark.long
 def test_certificates_their_authority_and_the_token_change_while_a_job_runs(
     stack: LocalStack, folder: CertificateFolder, token: Path, tmp_path: Path
 ) -> None:

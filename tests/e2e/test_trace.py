@@ -119,6 +119,7 @@ def test_a_healthy_job_is_all_matched_for_torch(
     assert {each.collective_state for each in found} == {"completed"}
 
 
+@pytest.mark.long
 def test_torch_names_the_rank_that_is_missing(
     services: Services, pool: RankPool, tmp_path: Path
 ) -> None:
@@ -139,6 +140,7 @@ def test_torch_names_the_rank_that_is_missing(
     assert (matched.missing_ranks, missed.missing_ranks) == (None, {3})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("odd", "difference"),
     [

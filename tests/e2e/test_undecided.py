@@ -66,6 +66,7 @@ def test_an_op_that_nobody_can_decide_is_left_open_and_has_its_result_later(
         assert job.run(programs.call) == [[6.0] * 4] * 3
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("redis")
 def test_an_op_that_was_left_open_is_redone_when_the_orchestrator_is_back(
     pool: RankPool, services: Services
