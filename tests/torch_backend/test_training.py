@@ -10,7 +10,7 @@ import torch
 
 from allfold.torch.hook import HookState
 from tests.support.processes.ranks import Program
-from tests.torch_backend import checkpoint_programs, hook_programs
+from tests.torch_backend import checkpoint_programs, functional_programs, hook_programs
 from tests.torch_backend import training_programs as programs
 from tests.torch_backend.conftest import TorchJob
 
@@ -62,6 +62,16 @@ def test_dtensor(torch_job: TorchJob) -> None:
 
 def test_functional_collectives(torch_job: TorchJob) -> None:
     torch_job.run(programs.functional)
+
+
+def test_functional_collectives_that_ask_for_a_backend_do_without_one(one_node: TorchJob) -> None:
+    one_node.run(functional_programs.asking_for_a_backend)
+
+
+def test_a_batch_of_messages_that_cannot_be_is_refused(one_node: TorchJob) -> None:
+    for uneven, unknown in one_node.run(functional_programs.refused_batches):
+        assert "1 operations, 2 peers, 2 tags, 2 tensors" in uneven
+        assert "'isend' and 'irecv', got get" in unknown
 
 
 def test_a_distributed_checkpoint_is_saved_and_loaded(two_nodes: TorchJob, tmp_path: Path) -> None:
