@@ -10,7 +10,12 @@ import torch
 
 from allfold.torch.hook import HookState
 from tests.support.processes.ranks import Program
-from tests.torch_backend import checkpoint_programs, functional_programs, hook_programs
+from tests.torch_backend import (
+    checkpoint_programs,
+    ddp_programs,
+    functional_programs,
+    hook_programs,
+)
 from tests.torch_backend import training_programs as programs
 from tests.torch_backend.conftest import TorchJob
 
@@ -41,6 +46,23 @@ def test_memory_that_a_script_brings_is_not_taken_from_it(torch_job: TorchJob) -
 
 def test_ddp_goes_on_where_ranks_run_out_of_inputs(two_nodes: TorchJob) -> None:
     two_nodes.run(programs.ddp_with_uneven_inputs)
+
+
+def test_gradients_that_ddp_delays_are_there_at_the_end_of_backward(one_node: TorchJob) -> None:
+    first, second = one_node.run(ddp_programs.delayed_gradients)
+    assert first == second
+
+
+def test_ddp_divides_by_the_number_of_ranks_that_have_not_joined(two_nodes: TorchJob) -> None:
+    # In step n, only the ranks from n on are left, and rank r brings a gradient of r + 1.
+    means = [2.5, 3.0, 3.5, 4.0]
+    for rank, gradients in enumerate(two_nodes.run(ddp_programs.gradients_of_those_left)):
+        assert gradients == pytest.approx(means[: rank + 1])
+
+
+def test_ddp_trains_on_while_ranks_join(one_node: TorchJob) -> None:
+    first, second = one_node.run(ddp_programs.joined)
+    assert first == second
 
 
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])
