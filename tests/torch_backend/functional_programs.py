@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from tests.torch_backend.in_group import check, in_group, total, world
 
 _functional = torch.ops._c10d_functional
-_wait = _functional.wait_tensor
+_wait: Callable[[torch.Tensor], torch.Tensor] = _functional.wait_tensor
 
 
 @in_group

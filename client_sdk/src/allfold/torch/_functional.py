@@ -11,14 +11,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import _register_work
-from torch.distributed.distributed_c10d import _resolve_process_group
+from torch._C import _distributed_c10d as c10d
 
 from allfold.torch._kernels import Kernel, Kernels
 from allfold.torch._process_group import ProcessGroup
 from allfold_core.errors import InvalidArgument
 
 Tensor = torch.Tensor
+
+_register_work: Callable[[Tensor, Any], None] = vars(c10d)["_register_work"]
+_resolve: Callable[[str], Any] = vars(c10d)["_resolve_process_group"]
 
 
 def _all_gather_into_tensor_out(
@@ -73,7 +75,7 @@ def _extended(operator: Any, others: Kernel) -> Kernel:
     def kernel(keys: Any, *given: Any, **named: Any) -> Any:
         group = given[at]
         if isinstance(group, str):
-            group = _resolve_process_group(group)
+            group = _resolve(group)
         if isinstance(group, ProcessGroup):
             return ours(group, *given, **named)
         return others(keys, *given, **named)
