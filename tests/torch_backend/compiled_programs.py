@@ -91,10 +91,19 @@ def movement(rank: int, size: int) -> None:
         sending.wait()
         return got + 1
 
+    def in_a_batch(tensor: torch.Tensor) -> torch.Tensor:
+        got = torch.empty(3)
+        sending = dist.P2POp(dist.isend, tensor * rank, (rank + 1) % size)
+        receiving = dist.P2POp(dist.irecv, got, (rank - 1) % size)
+        for work in dist.batch_isend_irecv([sending, receiving]):
+            work.wait()
+        return got + 1
+
     for function, expected in (
         (scattered, rank + 1),
         (gathered, total(size - 1) + 1),
         (around, (rank - 1) % size + 1),
+        (in_a_batch, (rank - 1) % size + 1),
     ):
         check(compiled(function)(torch.ones(3)), [expected] * 3)
         _nothing_of_allfold_was_compiled()

@@ -17,6 +17,8 @@ from tests.torch_backend.conftest import PROGRAM_SECONDS, TorchJob
 
 # Half of the time after which ops fail by themselves; generous, because the machine may be busy.
 ENDS_WITHIN_SECONDS = 10.0
+# Where ops have torch's own 30 minutes: less than the patience of the command.
+AT_ONCE_SECONDS = 30.0
 
 
 @pytest.fixture
@@ -71,13 +73,17 @@ dist.init_process_group("allfold")
 rank = dist.get_rank()
 other = dist.new_group()
 model = DistributedDataParallel(torch.nn.Linear(64, 64))
-for step in range(1000):
-    loss = model(torch.ones(2, 64)).sum()
-    if step == 5 and rank == 3:
-        dist.all_reduce(torch.ones(1), group=other, async_op=True).get_future()
-        print("failed", time.monotonic(), flush=True)
-        {failure}
-    loss.backward()
+try:
+    for step in range(1000):
+        loss = model(torch.ones(2, 64)).sum()
+        if step == 5 and rank == 3:
+            dist.all_reduce(torch.ones(1), group=other, async_op=True).get_future()
+            print("failed", time.monotonic(), flush=True)
+            {failure}
+        loss.backward()
+except RuntimeError as error:
+    print("raised", rank, "PeerLost" in str(error), flush=True)
+    raise
 """
 
 
@@ -92,12 +98,15 @@ def test_a_failed_rank_ends_the_others_at_once(
     script = cli.script(SCRIPT.format(failure=failure))
     status = 9 if ends == 3 else 1
     agents = services.options_of("node0", "node1")
-    arguments = ["run", *agents, "--nproc-per-node", "2", str(script)]
+    # The others end by themselves: the command must not do it, however slow they are.
+    arguments = ["run", *agents, "--nproc-per-node", "2", "--grace", "60", str(script)]
     env = {"TORCHINDUCTOR_CACHE_DIR": str(cli.folder / "inductor")}  # or else it is left behind
     command = cli.run(*arguments, status=status, env=env)
     (failed,) = re.findall(r"failed ([\d.]+)", command.out)
     ended = re.findall(r"ended ([\d.]+)", command.out)
     assert len(ended) == ends, (command.out, command.err)
     took = max(map(float, ended)) - float(failed)
-    assert took < ENDS_WITHIN_SECONDS, (took, command.out, command.err)
-    assert command.err.count("PeerLost") >= 3, command.err
+    assert took < AT_ONCE_SECONDS, (took, command.out, command.err)
+    # Not on stderr, where the command folds tracebacks that only follow from the first failure.
+    raised = sorted(re.findall(r"raised (\d) (\w+)", command.out))
+    assert raised == [(rank, "True") for rank in "012"], (command.out, command.err)

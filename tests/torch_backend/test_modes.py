@@ -1,10 +1,15 @@
-"""Modes of torch that a script sets, by default or around calls: results are the same in them."""
+"""Modes of torch: those that a script sets change no result, and those that look on see every call.
+
+So do traces and tensor subclasses, as with torch's own backends.
+"""
 
 from __future__ import annotations
 
 import pytest
 
+from tests.support.processes.ranks import Program
 from tests.torch_backend import mode_programs as programs
+from tests.torch_backend import observed_programs
 from tests.torch_backend.conftest import TorchJob
 
 
@@ -23,3 +28,44 @@ def test_results_of_inference_mode_are_brought_home_outside_of_it(one_node: Torc
 
 def test_what_is_built_on_collectives_minds_no_defaults(one_node: TorchJob) -> None:
     one_node.run(programs.everything_else)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        observed_programs.beside_another_backend,
+        observed_programs.traced,
+        observed_programs.without_memory,
+        observed_programs.of_subclasses,
+        observed_programs.transformed,
+    ],
+    ids=lambda program: program.__name__,
+)
+def test_what_looks_on(one_node: TorchJob, program: Program) -> None:
+    one_node.run(program)
+
+
+def test_a_mode_sees_every_collective(one_node: TorchJob) -> None:
+    for names in one_node.run(observed_programs.seen_by_a_mode):
+        assert names == [
+            "allreduce_",
+            "allreduce_",
+            "allreduce_",
+            "broadcast_",
+            "reduce_",
+            "allgather_",
+            "_allgather_base_",
+            "gather_",
+            "scatter_",
+            "reduce_scatter_",
+            "_reduce_scatter_base_",
+            "alltoall_base_",
+            "alltoall_",
+            "allreduce_coalesced_",
+            "barrier",
+            "barrier",
+            "send",
+            "recv_",
+            "send",
+            "recv_any_source_",
+        ]

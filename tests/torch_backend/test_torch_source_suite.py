@@ -15,11 +15,6 @@ from tests.torch_backend.torch_source_suite import FILES, compare, row
 
 SOURCE = os.environ.get("ALLFOLD_TORCH_SOURCE")
 
-# Calls in C++ that reach no method of a process group in Python.
-DIFFERING = {
-    "test_c10d_functional_native.py": ("test_all_gather_into_tensor_single",),
-}
-
 THREE_KINDS = """
     import time
     import torch.distributed as dist
@@ -72,8 +67,7 @@ def test_allfold_passes_what_gloo_passes(environment: dict[str, str], name: str)
     if not path.exists():
         pytest.skip(f"{path} does not exist")
     _, differing = row(name, compare(path, environment))
-    known = DIFFERING.get(name, ())
-    assert not [case for case in differing if not any(each in case for each in known)]
+    assert not differing
 
 
 @pytest.mark.long

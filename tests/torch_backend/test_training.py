@@ -10,7 +10,12 @@ import torch
 
 from allfold.torch.hook import HookState
 from tests.support.processes.ranks import Program
-from tests.torch_backend import checkpoint_programs, hook_programs
+from tests.torch_backend import (
+    checkpoint_programs,
+    ddp_programs,
+    functional_programs,
+    hook_programs,
+)
 from tests.torch_backend import training_programs as programs
 from tests.torch_backend.conftest import TorchJob
 
@@ -43,6 +48,23 @@ def test_ddp_goes_on_where_ranks_run_out_of_inputs(two_nodes: TorchJob) -> None:
     two_nodes.run(programs.ddp_with_uneven_inputs)
 
 
+def test_gradients_that_ddp_delays_are_there_at_the_end_of_backward(one_node: TorchJob) -> None:
+    first, second = one_node.run(ddp_programs.delayed_gradients)
+    assert first == second
+
+
+def test_ddp_divides_by_the_number_of_ranks_that_have_not_joined(two_nodes: TorchJob) -> None:
+    # In step n, only the ranks from n on are left, and rank r brings a gradient of r + 1.
+    means = [2.5, 3.0, 3.5, 4.0]
+    for rank, gradients in enumerate(two_nodes.run(ddp_programs.gradients_of_those_left)):
+        assert gradients == pytest.approx(means[: rank + 1])
+
+
+def test_ddp_trains_on_while_ranks_join(one_node: TorchJob) -> None:
+    first, second = one_node.run(ddp_programs.joined)
+    assert first == second
+
+
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])
 def test_fsdp2_has_the_losses_of_gloo(torch_job: TorchJob, compute: str) -> None:
     torch_job.run(programs.fsdp2, compute=compute)
@@ -62,6 +84,16 @@ def test_dtensor(torch_job: TorchJob) -> None:
 
 def test_functional_collectives(torch_job: TorchJob) -> None:
     torch_job.run(programs.functional)
+
+
+def test_functional_collectives_that_ask_for_a_backend_do_without_one(one_node: TorchJob) -> None:
+    one_node.run(functional_programs.asking_for_a_backend)
+
+
+def test_a_batch_of_messages_that_cannot_be_is_refused(one_node: TorchJob) -> None:
+    for uneven, unknown in one_node.run(functional_programs.refused_batches):
+        assert "1 operations, 2 peers, 2 tags, 2 tensors" in uneven
+        assert "'isend' and 'irecv', got get" in unknown
 
 
 def test_a_distributed_checkpoint_is_saved_and_loaded(two_nodes: TorchJob, tmp_path: Path) -> None:

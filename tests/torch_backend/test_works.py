@@ -1,4 +1,4 @@
-"""Handles of ops: whatever says that one is over, its result is there, and DDP's kept handles."""
+"""Handles of ops: whatever says that one is over, its result is in place."""
 
 from __future__ import annotations
 
@@ -23,20 +23,3 @@ def test_a_group_that_is_destroyed_leaves_the_results_of_its_ops(one_node: Torch
 
 def test_a_graph_waits_for_an_op_that_was_called_before_it(one_node: TorchJob) -> None:
     one_node.run(programs.inputs_in_flight)
-
-
-def test_gradients_that_ddp_delays_are_there_at_the_end_of_backward(one_node: TorchJob) -> None:
-    first, second = one_node.run(programs.delayed_gradients)
-    assert first == second
-
-
-def test_ddp_divides_by_the_number_of_ranks_that_have_not_joined(two_nodes: TorchJob) -> None:
-    # In step n, only the ranks from n on are left, and rank r brings a gradient of r + 1.
-    means = [2.5, 3.0, 3.5, 4.0]
-    for rank, gradients in enumerate(two_nodes.run(programs.gradients_of_those_left)):
-        assert gradients == pytest.approx(means[: rank + 1])
-
-
-def test_ddp_trains_on_while_ranks_join(one_node: TorchJob) -> None:
-    first, second = one_node.run(programs.joined)
-    assert first == second

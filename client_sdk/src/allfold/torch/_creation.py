@@ -12,6 +12,7 @@ from typing import Any
 from torch.distributed.distributed_c10d import BackendConfig
 
 from allfold._registry import open_group
+from allfold.torch._functional import functional
 from allfold.torch._handles import Handle
 from allfold.torch._process_group import BACKEND, ProcessGroup
 from allfold.torch._rendezvous import agree_on_name, name_prefix
@@ -51,6 +52,7 @@ def create(
     """
     if rank == 0:
         _warn_of_other_backends()
+    functional.install()
     prefix, op_seconds = name_prefix(), timeout.total_seconds()
     if enable_reconfigure:
         handle = Handle(prefix, rank)

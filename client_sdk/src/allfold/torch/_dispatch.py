@@ -4,17 +4,17 @@ torch's own process groups send every collective through an operator (``torch.op
 modes and tensor subclasses see: those that trace, count, or compute on tensors without memory.
 Allfold's are called directly, which takes less time, as long as there is nothing to see them.
 torch cannot have a backend (``torch._C._distributed_c10d.Backend``) that is written in Python, so
-kernels of the operators bring the calls to our groups.
+kernels of the operators bring the calls to our groups. They are registered at the first call that
+is seen, because the calls of other groups come through them as well, which takes microseconds.
 """
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import wraps
-from threading import Lock, local
+from threading import local
 from typing import Any
 
 import torch
@@ -24,12 +24,12 @@ from torch._C._distributed_c10d import _register_work
 from torch._C._functorch import peek_interpreter_stack
 
 from allfold.torch._compile import uncompiled
+from allfold.torch._kernels import ARE_POSSIBLE, Kernel, Kernels
 from allfold_core.errors import InvalidArgument
 
 _modes = torch._C._len_torch_dispatch_stack
 _keys = torch._C._dispatch_keys
 _PYTHON = torch._C.DispatchKey.Python
-_DEVICES = ("CPU", "CUDA")
 # The types of nearly all arguments: to ask for their keys takes longer than all else here.
 _PLAIN = frozenset(
     {torch.Tensor, torch.nn.Parameter, int, type(None)}
@@ -69,8 +69,8 @@ _ARGUMENTS: Mapping[str, Sequence[str]] = {
     "recv_any_source_": ("tag",),
 }
 _WITHOUT_OPTIONS = {"send", "recv_", "recv_any_source_"}
-# Without that function (torch before 2.13) nothing sees the collectives.
-_SERVED = frozenset(_METHODS.values() if hasattr(torch.library, "get_kernel") else ())
+# Otherwise (torch before 2.13) nothing sees the collectives.
+_SERVED = frozenset(_METHODS.values() if ARE_POSSIBLE else ())
 
 
 class _Call(local):
@@ -88,8 +88,6 @@ class _Call(local):
 
 
 _call = _Call()
-_installing = Lock()
-_library: Any = None  # torch leaves it without types
 
 
 def dispatched(method: Method) -> Method:
@@ -158,7 +156,7 @@ def _is_subclass(item: Any) -> bool:
 
 def _through_operator(group: Any, name: str, given: Sequence[Any], named: Any) -> dist.Work:
     """Call the operator; return what it returns, or our own handle if it came to our kernel."""
-    _install()
+    _operators.install()
     before = _call.is_open, _call.options, _call.work
     options = (None, *given, *named.values())[-1]
     _call.is_open, _call.options, _call.work = True, options, None
@@ -171,24 +169,9 @@ def _through_operator(group: Any, name: str, given: Sequence[Any], named: Any) -
         _call.is_open, _call.options, _call.work = before
 
 
-def _install() -> None:
-    """Make the operators come to the groups of Allfold, on the devices that they serve."""
-    global _library
-    with _installing, warnings.catch_warnings():
-        if _library is not None:
-            return
-        warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel")
-        library: Any = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
-        for name in _METHODS:
-            for device in _DEVICES:
-                library.impl(name, _kernel(name, device), device, with_keyset=True)
-        _library = library
-
-
-def _kernel(name: str, device: str) -> Method:
+def _extended(operator: Any, others: Kernel) -> Kernel:
     """Return the kernel of an operator: that of torch, except for groups of Allfold."""
-    operator = getattr(torch.ops.c10d, name).default
-    others = torch.library.get_kernel(operator, device)
+    name = operator.overloadpacket.__name__
     arguments = [each.name for each in operator._schema.arguments]
     at = arguments.index("process_group")
     returns_tensors = len(operator._schema.returns) > 1
@@ -196,7 +179,7 @@ def _kernel(name: str, device: str) -> Method:
     def kernel(keys: Any, *given: Any) -> Any:
         group = _group_of(given[at])
         if group is None:
-            return others.call_boxed(keys, *given)
+            return others(keys, *given)
         tensors = [] if name == "barrier" else given[:at]
         asked = dict(zip(arguments[at + 1 :], given[at + 1 :], strict=False))
         more = [asked[each] for each in _ARGUMENTS.get(name, ())]
@@ -210,6 +193,9 @@ def _kernel(name: str, device: str) -> Method:
         return (given[0], kept) if returns_tensors else kept
 
     return kernel
+
+
+_operators = Kernels("c10d", _METHODS, _extended)
 
 
 def _group_of(boxed: Any) -> Any:
