@@ -15,6 +15,11 @@ import pytest
 from tests.simulator.trial import HASHES
 
 STORIES_OF_A_CASE = 40
+MENDED = {
+    6289: "a killed node's links were taken for dead before its silence was decided",
+    771: "a killed node's last words were read late, and its links taken for dead",
+}
+"""Stories that once went wrong, by number, with what was wrong."""
 LONGEST_SECONDS = 600
 
 
@@ -40,6 +45,11 @@ def simulate(*arguments: str) -> str:
 def test_no_story_of_kills_stops_partitions_and_losses_breaks_a_promise(first: int) -> None:
     said = simulate("--first", str(first), "--stories", str(STORIES_OF_A_CASE))
     assert "nothing wrong" in said
+
+
+@pytest.mark.parametrize("seed", MENDED)
+def test_a_story_that_went_wrong_once_ends_well(seed: int) -> None:
+    assert "nothing wrong" in simulate("--seed", str(seed))
 
 
 def test_a_story_is_the_same_whenever_it_is_told() -> None:
