@@ -18,6 +18,7 @@ STORIES_OF_A_CASE = 40
 MENDED = {
     6289: "a killed node's links were taken for dead before its silence was decided",
     771: "a killed node's last words were read late, and its links taken for dead",
+    30020: "a charge was dropped that was made while its node was ended in no group",
 }
 """Stories that once went wrong, by number, with what was wrong."""
 LONGEST_SECONDS = 600
