@@ -37,7 +37,7 @@ class ApiClient:
         return await self.http.post("/v1/nodes", json={**body, **fields})
 
     async def join(
-        self, rank: int, node: str = "a", group: str = "train", **fields: Any
+        self, rank: int | None, node: str = "a", group: str = "train", **fields: Any
     ) -> httpx.Response:
         body = {
             "rank": rank,

@@ -19,6 +19,7 @@ MENDED = {
     6289: "a killed node's links were taken for dead before its silence was decided",
     771: "a killed node's last words were read late, and its links taken for dead",
     30020: "a charge was dropped that was made while its node was ended in no group",
+    3409: "a node opened a group again that it had closed, with ranks that had left",
 }
 """Stories that once went wrong, by number, with what was wrong."""
 LONGEST_SECONDS = 600
