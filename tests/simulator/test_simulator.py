@@ -20,6 +20,8 @@ MENDED = {
     771: "a killed node's last words were read late, and its links taken for dead",
     30020: "a charge was dropped that was made while its node was ended in no group",
     3409: "a node opened a group again that it had closed, with ranks that had left",
+    10054: "a second opening of the group was taken for the first one, and its ranks not woken",
+    20073: "terms that the store had lost were taken for later ones of the same number",
 }
 """Stories that once went wrong, by number, with what was wrong."""
 LONGEST_SECONDS = 600
