@@ -39,7 +39,7 @@ class ApiClient:
     async def join(
         self, rank: int | None, node: str = "a", group: str = "train", **fields: Any
     ) -> httpx.Response:
-        body = {
+        body: dict[str, Any] = {
             "rank": rank,
             "node": node,
             "incarnation": "1",
