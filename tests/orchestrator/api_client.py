@@ -37,9 +37,9 @@ class ApiClient:
         return await self.http.post("/v1/nodes", json={**body, **fields})
 
     async def join(
-        self, rank: int, node: str = "a", group: str = "train", **fields: Any
+        self, rank: int | None, node: str = "a", group: str = "train", **fields: Any
     ) -> httpx.Response:
-        body = {
+        body: dict[str, Any] = {
             "rank": rank,
             "node": node,
             "incarnation": "1",

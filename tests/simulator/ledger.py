@@ -49,7 +49,7 @@ class Ledger:
         self._world = world
         self._told: defaultdict[Op, dict[str, tuple[Rank, Agent, Outcome]]] = defaultdict(dict)
         self._record: Mapping[str, Any] = {}
-        self._decided: set[tuple[int, frozenset[Life]]] = set()
+        self._decided: dict[tuple[int, int, frozenset[Life]], None] = {}  # in the order of writes
 
     def check_quiet(self) -> None:
         """Check P3: as long as nothing is lost, ops need no message but closing signals."""
@@ -64,7 +64,7 @@ class Ledger:
             record = json.loads(fields["term"])
             term = record["term"]
             lives = frozenset(zip(term["voters"], term["joined"], strict=True))
-            self._decided.add((term["number"], lives))
+            self._decided.setdefault((record["epoch"], term["number"], lives))
             self._check_evictions(record)
 
     def _check_evictions(self, record: Mapping[str, Any]) -> None:
@@ -90,9 +90,14 @@ class Ledger:
             for rank in self._world.ranks_on(agent)
         )
 
-    def is_excluded(self, life: Life) -> bool:
-        """Return True if a term was decided that leaves a life of a node out."""
-        return any(made >= life[1] and life not in lives for made, lives in self._decided)
+    def is_excluded(self, opening: int, life: Life) -> bool:
+        """Return True if a term was decided that leaves a life of a node out of a group.
+
+        It was so after the life came: a term that the store has lost may have had the same number.
+        """
+        terms = [(made, lives) for epoch, made, lives in self._decided if epoch == opening]
+        since = next((at for at, (_, lives) in enumerate(terms) if life in lives), 0)
+        return any(made >= life[1] and life not in lives for made, lives in terms[since:])
 
     def survives(self, rank: Rank, agent: Agent) -> bool:
         """Return True if the promises hold for a rank."""
@@ -103,7 +108,7 @@ class Ledger:
             return False
         joined = dict(zip(group.agreement.term.voters, group.agreement.term.joined, strict=True))
         life = (agent.node, joined.get(agent.node, -1))
-        return not self.is_excluded(life)
+        return not self.is_excluded(group.opening, life)
 
     # Ops
 

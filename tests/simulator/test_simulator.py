@@ -15,6 +15,15 @@ import pytest
 from tests.simulator.trial import HASHES
 
 STORIES_OF_A_CASE = 40
+MENDED = {
+    6289: "a killed node's links were taken for dead before its silence was decided",
+    771: "a killed node's last words were read late, and its links taken for dead",
+    30020: "a charge was dropped that was made while its node was ended in no group",
+    3409: "a node opened a group again that it had closed, with ranks that had left",
+    10054: "a second opening of the group was taken for the first one, and its ranks not woken",
+    20073: "terms that the store had lost were taken for later ones of the same number",
+}
+"""Stories that once went wrong, by number, with what was wrong."""
 LONGEST_SECONDS = 600
 
 
@@ -40,6 +49,11 @@ def simulate(*arguments: str) -> str:
 def test_no_story_of_kills_stops_partitions_and_losses_breaks_a_promise(first: int) -> None:
     said = simulate("--first", str(first), "--stories", str(STORIES_OF_A_CASE))
     assert "nothing wrong" in said
+
+
+@pytest.mark.parametrize("seed", MENDED)
+def test_a_story_that_went_wrong_once_ends_well(seed: int) -> None:
+    assert "nothing wrong" in simulate("--seed", str(seed))
 
 
 def test_a_story_is_the_same_whenever_it_is_told() -> None:

@@ -40,7 +40,8 @@ async def await_plan(
 
     Raises:
         Refusal: 410, the session has no seat in that epoch or a later one.
-        ServiceError: the group runs already, and the rank is to ask again if it can join it.
+        ServiceError: the group runs already, or has ended since the rank was seated in it; the rank
+            is to join it again.
     """
     deadline = monotonic() + wait
     notifications = store.notifications
@@ -82,7 +83,12 @@ def _find(
         if rank is not None and not _is_lost(current, rank):
             # All nodes of an opening ask at once: what is to be made for each must not be large.
             is_of_opening = current.plan.sessions[rank : rank + 1] == (session,)
-            return current.plan if is_of_opening else term_record(state) or current.plan
+            if is_of_opening:
+                return current.plan
+            record = term_record(state)
+            if record is None:  # its nodes have closed the group, and must not open it anew
+                raise ServiceError(f"group {state.group} has ended meanwhile: join it again")
+            return record
     if current is None and term is not None and any(s.session == session for s in term.seats):
         return term
     if forming is not None and forming.epoch >= epoch:

@@ -108,6 +108,21 @@ async def test_the_plan_is_there_for_a_rank_whose_peer_has_finished_already(
     assert (await api.plan("s0")).json()["ready"] is True
 
 
+async def test_a_rank_that_joined_a_group_which_ended_meanwhile_gets_no_plan_of_its_opening(
+    api: ApiClient,
+) -> None:
+    """Its node may have been in the group, and would open it a second time."""
+    for rank, node in enumerate("ab"):
+        await api.register(node)
+        await api.join(rank, node, max_world=4)
+    for session in ("new", "next"):
+        await api.join(None, "b", session=session, max_world=4)
+        assert (await api.plan(session)).json()["record"]
+    await api.leave(0, session="new", reason="withdrawn", ended=1)
+    error = error_of(await api.plan("next"), 503, "AF400")
+    assert error["message"] == "group train has ended meanwhile: join it again"
+
+
 async def test_a_lost_rank_gets_no_plan(api: ApiClient) -> None:
     await form(api)
     await api.leave(1, reason="lost")

@@ -12,10 +12,16 @@ from unittest.mock import AsyncMock, Mock
 import pytest
 
 from allfold_core.errors import ServiceError
+from allfold_orchestrator.links.jury_runner import JuryRunner
+from allfold_orchestrator.links.known_terms import KnownTerms
+from allfold_orchestrator.links.link import Connected
 from allfold_orchestrator.membership import jury
 from allfold_orchestrator.membership.group_state import Life
+from allfold_orchestrator.membership.jury import Evict
+from allfold_orchestrator.membership.term_record import StoreLife
 from tests.orchestrator.conftest import MakeStore
 from tests.orchestrator.fake_agent import FakeAgent, Replica, agents, replica
+from tests.orchestrator.links.test_known_terms import record
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -99,6 +105,32 @@ async def test_a_verdict_that_may_not_be_carried_out_now_takes_no_accusation_awa
         await a.holds("a", "b")
         assert not a.received("cleared"), "nobody had to accuse it again"
         await until(lambda: runner.is_idle, "with it goes what it said")
+
+
+async def test_a_life_ends_also_in_a_group_that_becomes_known_while_it_is_ended() -> None:
+    """A store that was lost does not know the group; a member has just linked, and accuses."""
+    terms, store, ended = (
+        KnownTerms(),
+        Mock(nodes=AsyncMock(), groups=AsyncMock()),
+        list[set[str]](),
+    )
+    store.nodes.groups_of.return_value, store.nodes.leases.return_value = [], {}
+    store.groups.read_if_possible.return_value = None
+    store.lives.read = AsyncMock(return_value=StoreLife(1, "run"))
+    store.clock.now.return_value = 0.0
+
+    async def clear_up(_: object, groups: set[str], __: object) -> None:
+        ended.append(groups)
+        terms.replace("train", record(a="1", b="1"))
+
+    orchestrator = Mock(clear_up=clear_up)
+    runner = JuryRunner(store, orchestrator, terms, Connected(), AsyncMock(), AsyncMock(), Event())
+    runner.execute([Evict({("b", "1"): "is gone"}, is_proven=True)])
+    for _ in range(2):
+        await runner.decide_if_due()
+    assert ended == [set(), {"train"}]
+    assert runner.is_idle
+    runner.close()
 
 
 async def test_nobody_suffers_for_the_time_in_which_the_replica_itself_was_frozen(

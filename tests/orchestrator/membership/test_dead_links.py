@@ -101,6 +101,40 @@ def test_a_node_that_a_member_hears_lives_too() -> None:
     assert decided(jury, 1.0 + AFTER) in ({"a"}, {"b"})
 
 
+def test_no_link_of_a_node_is_dead_while_a_sign_of_its_life_is_waited_for() -> None:
+    jury = Jury()
+    jury.told(0.9, C, {B: 0.0})
+    silent(jury, 1.0, A, B)
+    jury.asked(1.4, B)
+    jury.told(1.0 + AFTER, A, {B: 0.6})
+    jury.told(1.0 + AFTER, C, {B: 0.6})
+    assert not jury.is_due(1.0 + AFTER)
+    assert decided(jury, 1.0 + AFTER) == set()
+    assert decided(jury, 1.4 + AFTER) == {"b"}
+
+
+def test_a_node_that_died_just_before_it_was_accused_makes_no_link_dead() -> None:
+    jury = Jury()
+    silent(jury, 1.0, A, B)
+    jury.answered(1.0, B, 0.0)  # sent long before
+    jury.told(1.0, C, {B: 0.1})
+    jury.link_ended(1.1, B, MEMBERS)
+    jury.told(1.0 + AFTER, A, {B: 0.6})
+    assert decided(jury, 1.1 + AFTER) == set()
+    assert decided(jury, 1.1 + AFTER) == set()
+    assert jury.is_idle
+
+
+def test_what_a_node_said_before_its_control_link_ended_is_no_sign_of_life_afterwards() -> None:
+    jury = Jury()
+    silent(jury, 1.0, A, B)
+    jury.answered(1.1, B, 0.0)
+    jury.link_ended(1.2, B, MEMBERS)
+    jury.linked(1.3, B)
+    jury.told(1.0 + AFTER, A, {B: 0.6})
+    assert decided(jury, 1.0 + AFTER) == set()
+
+
 def test_links_that_died_together_are_judged_together() -> None:
     jury = Jury()
     silent(jury, 0.0, A, B)

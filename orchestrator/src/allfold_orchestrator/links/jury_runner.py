@@ -246,17 +246,18 @@ class JuryRunner:
         return self._terms.records.get(group) if state is None else term_record(state)
 
     async def _evict(self, lives: Mapping[Life, str], turn: str | None) -> list[Life]:
-        """End lives; return those that are over.
+        """End lives; return those that are over, and in no group that became known meanwhile.
 
         First in the store, so that any replica finishes what this one begins.
         """
         over = [life for life, how in lives.items() if await self._end(life, how, turn)]
-        groups = {group for life in over for group in self._terms.groups_of(life)}
-        await self._orchestrator.clear_up(over, groups, lives)
+        groups = {life: self._terms.groups_of(life) for life in over}
+        await self._orchestrator.clear_up(over, set[str]().union(*groups.values()), lives)
         for life in over:
             if life in self._links:
                 self._links[life].end_life(lives[life])
-        return over
+        # A store that was lost does not know the groups of a life; members tell as they link.
+        return [life for life in over if self._terms.groups_of(life) <= groups[life]]
 
     async def _end(self, life: Life, how: str, turn: str | None) -> bool:
         """End a life in the store; return True if it is over, whoever has ended it."""

@@ -22,6 +22,7 @@ class Evidence:
 
     def __init__(self) -> None:
         self._reached: set[Life] = set()
+        self._answered: dict[Life, float] = {}  # when it did, to whichever replica
         self._prompt: dict[Life, float] = {}  # when it answered without delay
         self._told: dict[Life, float] = {}  # when it said whom it hears
         self._heard: dict[Life, dict[Life, float]] = {}  # when it heard each of them
@@ -29,7 +30,7 @@ class Evidence:
     @property
     def lives(self) -> set[Life]:
         """All lives of which anything is noted."""
-        return self._reached | self._prompt.keys() | self._told.keys()
+        return self._reached | self._answered.keys() | self._told.keys()
 
     def reached(self, life: Life) -> None:
         """Note that this replica has dialled the node, and that it answered."""
@@ -41,8 +42,14 @@ class Evidence:
 
     def answered(self, now: float, life: Life, lag: float) -> None:
         """Note an answer of a node whose thread for the links is late by ``lag``."""
+        self._answered[life] = now
         if lag < PROMPT_SECONDS:
             self._prompt[life] = now
+
+    def unlinked(self, life: Life) -> None:
+        """Note that a node can answer no more: what came last may have been under way for long."""
+        self._answered.pop(life, None)
+        self._prompt.pop(life, None)
 
     def told(self, now: float, member: Life, ages: Mapping[Life, float]) -> dict[Life, float]:
         """Note how long ago a member heard the others; return when that was."""
@@ -52,7 +59,7 @@ class Evidence:
 
     def forget(self, life: Life) -> None:
         """Drop all that was said by and of a life, but not that it was reached."""
-        for table in (self._prompt, self._told, self._heard):
+        for table in (self._answered, self._prompt, self._told, self._heard):
             table.pop(life, None)
         for heard in self._heard.values():
             heard.pop(life, None)
@@ -71,10 +78,17 @@ class Evidence:
         ]
         return bool(ages) and min(ages) > LATELY_SECONDS
 
-    def both_live(self, now: float, accuser: Life, accused: Life) -> bool:
-        """Return True if both ends of a link live, so that their silence is the link's."""
-        last = max((self._prompt.get(accused, _NEVER), *self._times_heard(accused)))
-        return self._has_told_lately(now, accuser) and now - last <= LATELY_SECONDS
+    def both_live(self, now: float, accuser: Life, accused: Life, since: float) -> bool:
+        """Return True if both ends of a link live, so that their silence is the link's.
+
+        A node that died just before it was accused was heard lately, too: so it has to have given
+        a sign of life ``since``.
+        """
+        heard = max((self._prompt.get(accused, _NEVER), *self._times_heard(accused)))
+        last = max(heard, self._answered.get(accused, _NEVER))
+        return (
+            self._has_told_lately(now, accuser) and now - heard <= LATELY_SECONDS and last > since
+        )
 
     def has_heard_nothing(self, accuser: Life, accused: Life, since: float, until: float) -> bool:
         """Return True if an accuser has said after ``until`` that it heard nothing ``since``."""

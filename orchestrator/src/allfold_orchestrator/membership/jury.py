@@ -16,10 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from allfold_core.survival.suspicion import (
-    LONGEST_PATIENCE_SECONDS,
-    PATIENCE_SECONDS,
-)
+from allfold_core.survival.suspicion import LONGEST_PATIENCE_SECONDS, PATIENCE_SECONDS
 from allfold_orchestrator.membership.cases import Case, Charge, ExtendedPatience, Open, SilentLink
 from allfold_orchestrator.membership.cover import Link, cover_of_some
 from allfold_orchestrator.membership.evidence import Evidence
@@ -154,6 +151,7 @@ class Jury:
 
     def link_ended(self, now: float, life: Life, members: Collection[Life]) -> list[Instruction]:
         """This replica's own control link to the node has ended."""
+        self._evidence.unlinked(life)
         self.doubted(now, life)
         case = self._cases[life]
         return self._proof(life, case) or [Probe(life, self._others(life, life, members))]
@@ -251,7 +249,8 @@ class Jury:
             for life, case in self._cases.items()
             if life not in protected or not case.charges  # it is not judged, and need not stay open
         )
-        links = (link.due for pair, link in self._links.items() if not {*pair} & {*protected})
+        aside = self._looked_for.union(protected)
+        links = (link.due for pair, link in self._links.items() if not aside.intersection(pair))
         return now >= min((*cases, *links), default=float("inf"))
 
     def decide(
@@ -316,11 +315,17 @@ class Jury:
         Args:
             silent: the lives that are over whatever their links are.
         """
+        looked_for = self._looked_for
         for pair, link in list(self._links.items()):
-            if now >= link.until and not self._evidence.both_live(now, *pair):
+            is_over = now >= link.until and not looked_for.intersection(pair)
+            if is_over and not self._evidence.both_live(now, *pair, link.begun):
                 del self._links[pair]
         links = {pair: link for pair, link in self._links.items() if not {*pair} & {*silent}}
-        dead = {pair: link for pair, link in links.items() if self._is_dead(pair, link)}
+        dead = {
+            pair: link
+            for pair, link in links.items()
+            if self._is_dead(pair, link) and not looked_for.intersection(pair)
+        }
         window = min((link.until for link in dead.values()), default=now)
         undecided = [
             pair for pair, link in links.items() if pair not in dead and link.begun <= window
@@ -336,6 +341,11 @@ class Jury:
     def _open_questions(self) -> Iterator[Open]:
         yield from self._cases.values()
         yield from self._links.values()
+
+    @property
+    def _looked_for(self) -> set[Life]:
+        """The lives of which a sign is waited for: their links are not judged before."""
+        return {life for life, case in self._cases.items() if case.is_missed or case.link_ended}
 
     def _open(self, now: float, life: Life, lag: float = 0.0) -> Case:
         case = self._cases.get(life)
