@@ -55,6 +55,14 @@ def test_the_frames_are_those_of_the_user_the_innermost_first() -> None:
     assert (found.error, found.name) == ("KeyError: 'label'", "KeyError")
 
 
+def test_the_loss_of_a_rank_within_an_error_of_torch_is_a_consequence() -> None:
+    """Torch raises what a callback has raised as a RuntimeError of its own."""
+    wrapped = "RuntimeError: Got the following error when running the callback: PeerLost: "
+    assert traceback_of(HEAD, *frame("/job/a.py"), wrapped + LOST.partition(": ")[2]).is_consequence
+    ours = "RuntimeError: the loader failed: [AF101 InvalidArgument] no such file"
+    assert not traceback_of(HEAD, *frame("/job/a.py"), ours).is_consequence
+
+
 def test_the_mark_that_torch_puts_in_front_of_lines_does_not_hide_a_traceback() -> None:
     text = [f"[rank3]: {line}" for line in (HEAD, *frame("/job/a.py"), LOST)]
     found = traceback_of(*text)

@@ -37,10 +37,13 @@ _OF_LIBRARIES = tuple(
     )
 )
 _CONSEQUENCES = {
-    f"{each.__module__}.{each.__qualname__}"
+    name
     for each in error_classes().values()
     if issubclass(each, PeerError)
+    for name in (f"{each.__module__}.{each.__qualname__}", f"[{each.code} {each.__name__}]")
 }
+# One of our errors within another: torch's C++ raises that of a callback as a RuntimeError.
+_OURS = re.compile(r"\[AF\d+ \w+\]")
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ class TracebackReader:
             lines,
             text,
             _frames(map(_plain, reversed(lines))),
-            follows or _class_of(text) in _CONSEQUENCES,
+            follows or _is_consequence(text),
         )
         self._before = None
         return self.last
@@ -138,6 +141,11 @@ def _plain(line: bytes) -> str:
 def _class_of(error: str) -> str:
     found = _ERROR.match(error)
     return found[0] if found else ""
+
+
+def _is_consequence(error: str) -> bool:
+    ours = _OURS.search(error)
+    return _class_of(error) in _CONSEQUENCES or (ours is not None and ours[0] in _CONSEQUENCES)
 
 
 def _frames(innermost_first: Iterable[str]) -> tuple[str, ...]:
