@@ -1,4 +1,4 @@
-"""What a forked child writes to arrays of the arena stays in the child."""
+"""Writes of a forked child to arrays of the arena stay in the child."""
 
 from __future__ import annotations
 

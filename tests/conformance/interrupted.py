@@ -1,4 +1,4 @@
-"""What the tests of interrupted calls have in common."""
+"""The sweep over the lines of a call, for the tests of interrupted calls."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ class SimulatedGroup(AgreeingGroup):
         return {}
 
     def submit(self, *_: Any, **__: Any) -> None:
-        raise NotImplementedError
+        raise NotImplementedError("no story uses the short lane, whose ops are submitted here")
 
     # Calls
 

@@ -362,7 +362,7 @@ class Collectives(ABC):
 
     @contextmanager
     def _calling(self, call: str) -> Iterator[None]:
-        """What fails in here is a collective that comes after another one of the same call."""
+        """See to the failure of a collective that comes after another one of the same call."""
         number = self.next_op
         try:
             yield

@@ -60,7 +60,7 @@ _RECEIVING = (MAX_MESSAGE,), (_SOME_DESCRIPTORS,), (socket.MSG_DONTWAIT | socket
 _NAP_SECONDS = 0.5
 
 Received = tuple[bytes, list[tuple[int, int, bytes]], int, Any]
-"""What ``recvmsg`` returns."""
+"""The result of ``recvmsg``: data, ancillary data, flags, address."""
 
 
 class Files:
