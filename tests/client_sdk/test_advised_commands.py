@@ -37,7 +37,7 @@ def test_commands_in_messages_exist_with_their_options() -> None:
     found = advised_commands()
     assert ("agent", ()) in found
     for name, options in sorted(found):
-        with click.Context(cli) as context:
+        with click.Context(cli, **cli.context_settings) as context:
             command = cli.get_command(context, name)
             assert command is not None, f"allfold {name}"
             known = {each for parameter in command.get_params(context) for each in parameter.opts}
