@@ -6,7 +6,6 @@ import json
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -22,6 +21,7 @@ from tests.chaos import records
 from tests.chaos.proxy import Pair
 from tests.chaos.rank_program import Orders
 from tests.chaos.records import CRASHED, HUNG, KILLED, RankLog, last_world
+from tests.support.processes.forked import start_module
 from tests.support.processes.services import ROOT, AgentProcess, Services
 from tests.support.waiting import wait_until
 
@@ -201,12 +201,11 @@ class Fleet:
         """Start one more rank of the present life, without waiting for it."""
         output = Path(orders.log).with_suffix(".log")
         with output.open("wb") as file:
-            child = Child(
+            child = start_module(
                 f"{orders.group}-{orders.seat}",
-                [sys.executable, "-m", program, json.dumps(asdict(orders))],
-                env=self.services.environment() | {"PYTHONPATH": str(ROOT)},
-                stdout=file,
-                stderr=subprocess.STDOUT,
+                [program, json.dumps(asdict(orders))],
+                self.services.environment() | {"PYTHONPATH": str(ROOT)},
+                output=file.fileno(),
             )
         rank = RankProcess(orders, node, child, output)
         self.ranks.append(rank)

@@ -14,7 +14,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,9 +21,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
-from allfold.cli._processes import Child, stop_all, wait_for
+from allfold.cli._processes import stop_all, wait_for
 from allfold_core.errors import AllfoldError, from_dict
 from tests.support.processes import rank_worker
+from tests.support.processes.forked import start_module
 from tests.support.processes.services import ROOT, Services
 from tests.support.waiting import wait_until
 
@@ -63,13 +63,12 @@ class Rank:
         self._log = services.folder / f"{name}.log"
         ours, theirs = socket.socketpair()
         with theirs, self._log.open("ab") as log:
-            self._child = Child(
+            self._child = start_module(
                 name,
-                [sys.executable, "-m", "tests.support.processes.rank_worker"],
-                env=services.environment() | {"PYTHONPATH": _python_path()},
+                ["tests.support.processes.rank_worker"],
+                services.environment() | {"PYTHONPATH": _python_path()},
                 stdin=theirs.fileno(),
-                stdout=log,
-                stderr=subprocess.STDOUT,
+                output=log.fileno(),
             )
         self._channel = ours
         self._unread = b""

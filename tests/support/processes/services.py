@@ -10,7 +10,6 @@ import os
 import secrets
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import urllib.request
@@ -21,6 +20,7 @@ from typing import Any, Self
 from urllib.error import HTTPError, URLError
 
 from allfold.cli._processes import Child, stop_all
+from tests.support.processes.forked import start_module
 from tests.support.processes.ports import free_address, free_port
 from tests.support.waiting import wait_until
 
@@ -241,15 +241,15 @@ class Services:
     def _spawn(self, name: str, module: str, *options: str) -> Child:
         ready = self.folder / f"{name}.ready"
         ready.unlink(missing_ok=True)
-        command = [sys.executable, "-m", module, *options, "--ready-file", str(ready)]
-        if ahead := self.clocks_ahead.get(name):
-            shifted = ["unshare", "--time", "--monotonic", str(ahead), "--fork", "--kill-child"]
-            command = [*shifted, *command]
+        command = [module, *options, "--ready-file", str(ready)]
+        only = self.agent_variables if module == "allfold_agent" else {}
+        environment = self.environment() | only
         with (self.folder / f"{name}.log").open("ab") as log:
-            only = self.agent_variables if module == "allfold_agent" else {}
-            return Child(
-                name, command, env=self.environment() | only, stdout=log, stderr=subprocess.STDOUT
-            )
+            if ahead := self.clocks_ahead.get(name):
+                shifted = ["unshare", "--time", "--monotonic", str(ahead), "--fork", "--kill-child"]
+                command = [*shifted, sys.executable, "-m", *command]
+                return Child(name, command, env=environment, stdout=log, stderr=log)
+            return start_module(name, command, environment, output=log.fileno())
 
     def _await_ready_file(self, name: str, child: Child) -> str:
         file = self.folder / f"{name}.ready"

@@ -1,0 +1,133 @@
+"""Starts Python modules as children: forks of one process, where that makes no difference."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, cast
+
+from allfold.cli._processes import Child
+
+_ANSWER_SECONDS = 60.0
+_ANSWER_BYTES = 4096
+# Programs read these when they begin, and not libraries when they are imported.
+_READ_LATER = ("ALLFOLD_", "PYTHONPATH", "PYTEST_CURRENT_TEST")
+
+
+class ForkServer:
+    """The process that forks, as long as this one lives."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self.environment = _of_libraries(environment)
+        self._one_request = threading.Lock()
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._channel.settimeout(_ANSWER_SECONDS)
+        with theirs:
+            self._child = Child(
+                "fork server",
+                [sys.executable, "-m", "tests.support.processes.fork_server"],
+                env={**self.environment, "PYTHONPATH": os.pathsep.join(sys.path)},
+                stdin=theirs.fileno(),
+            )
+
+    def ask(self, request: object, *streams: int) -> int:
+        """Return the answer to one request."""
+        with self._one_request:  # tests have threads that start processes
+            socket.send_fds(self._channel, [json.dumps(request).encode()], streams)
+            return int(json.loads(self._channel.recv(_ANSWER_BYTES)))
+
+
+class _Process:
+    """As much of ``subprocess.Popen`` as a ``Child`` uses."""
+
+    def __init__(self, server: ForkServer, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self.stdout: IO[bytes] | None = None
+        self.stderr: IO[bytes] | None = None
+        self._server = server
+
+    def wait(self) -> int:
+        if self.returncode is None:
+            self.returncode = self._server.ask({"reap": self.pid})
+        return self.returncode
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+
+class Forked(Child):
+    """A child that the fork server made."""
+
+    def __init__(
+        self,
+        server: ForkServer,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        stdin: int,
+        output: int,
+    ) -> None:
+        self.name = name
+        request = {
+            "command": list(command),
+            "environment": dict(environment),
+            "folder": str(Path.cwd()),
+        }
+        process = _Process(server, server.ask(request, stdin, output, output))
+        self._process = cast("subprocess.Popen[bytes]", process)
+        self.stdout = self.stderr = None
+        self._pidfd = os.pidfd_open(self.pid)
+
+
+_servers: dict[int, ForkServer] = {}
+
+
+def start_module(
+    name: str,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    output: int,
+    stdin: int | None = None,
+) -> Child:
+    """Start ``python -m COMMAND`` as a child: a fork where that makes no difference.
+
+    Args:
+        name: of the child.
+        command: the module and its arguments.
+        environment: all of it.
+        output: the descriptor of its standard output and errors.
+        stdin: the descriptor of its standard input; nothing is there to read without it.
+    """
+    if (server := _server_for(environment)) is None:
+        whole = [sys.executable, "-m", *command]
+        given = subprocess.DEVNULL if stdin is None else stdin
+        return Child(name, whole, env=environment, stdin=given, stdout=output, stderr=output)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    try:
+        first = nothing if stdin is None else stdin
+        return Forked(server, name, command, environment, stdin=first, output=output)
+    finally:
+        os.close(nothing)
+
+
+def _server_for(environment: Mapping[str, str]) -> ForkServer | None:
+    """The fork server of this process, unless libraries would find other variables in it."""
+    server = _servers.get(os.getpid())
+    if server is None:
+        server = _servers[os.getpid()] = ForkServer(environment)
+    return server if server.environment == _of_libraries(environment) else None
+
+
+def _of_libraries(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that libraries may read as they are imported."""
+    return {k: v for k, v in environment.items() if not k.startswith(_READ_LATER)}

@@ -1,0 +1,96 @@
+"""Processes that the fork server of the tests makes are like those that Python starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allfold.cli._processes import Child, stop_all, wait_for
+from tests.support.processes.forked import Forked, start_module
+from tests.support.waiting import wait_until
+
+WAIT_SECONDS = 30.0
+
+# A module: it writes what it finds, and ends as it is told.
+PROGRAM = """
+import json, os, sys, time
+print(json.dumps({
+    "words": sys.argv[1:], "name": __name__, "session": os.getsid(0), "pid": os.getpid(),
+    "variables": dict(os.environ), "folder": os.getcwd(),
+}), flush=True)
+if sys.argv[1:] == ["stay"]:
+    time.sleep(60)
+raise SystemExit(7)
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "forked_program.py").write_text(PROGRAM)
+    return tmp_path
+
+
+@pytest.fixture
+def start(module: Path) -> Iterator[Callable[..., Child]]:
+    """Start the program; whatever is left of it is ended."""
+    children = []
+
+    def start(*words: str, **variables: str) -> Child:
+        given = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", **variables}
+        with (module / "log").open("wb") as log:
+            child = start_module("program", ["forked_program", *words], given, output=log.fileno())
+        children.append(child)
+        return child
+
+    yield start
+    stop_all(children)
+
+
+def said(folder: Path) -> dict[str, Any]:
+    """What the program wrote; it may be writing still."""
+    log = folder / "log"
+    wait_until(lambda: "\n" in log.read_text(), "the program has said what it found")
+    return dict(json.loads(log.read_text().splitlines()[0]))
+
+
+def test_a_forked_program_finds_what_it_was_given_and_ends_as_it_wants(
+    start: Callable[..., Child], module: Path
+) -> None:
+    child = start("one", "two", ALLFOLD_TOKEN="secret")
+    assert isinstance(child, Forked)
+    assert wait_for([child], WAIT_SECONDS)
+    assert (child.ended, child.reap(), child.status) == (True, 7, 7)
+    found = said(module)
+    assert (found["words"], found["name"]) == (["one", "two"], "__main__")
+    assert found["folder"] == str(module)
+    assert found["pid"] == found["session"] == child.pid
+    assert found["variables"]["ALLFOLD_TOKEN"] == "secret"
+    assert "PYTHONPATH" not in found["variables"]
+
+
+def test_a_forked_program_dies_by_a_signal(start: Callable[..., Child], module: Path) -> None:
+    child = start("stay")
+    assert not child.ended
+    said(module)
+    child.signal(signal.SIGKILL)
+    assert wait_for([child], WAIT_SECONDS)
+    assert child.reap() == 128 + signal.SIGKILL
+    assert child.killed_by == signal.SIGKILL
+
+
+def test_a_program_with_other_variables_for_libraries_is_not_forked(
+    start: Callable[..., Child], module: Path
+) -> None:
+    start("stay")
+    child = start("one", OMP_NUM_THREADS="2")
+    assert not isinstance(child, Forked)
+    assert wait_for([child], WAIT_SECONDS)
+    assert child.reap() == 7
+    assert said(module)["variables"]["OMP_NUM_THREADS"] == "2"
