@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, Protocol, Self
 
 import httpx
@@ -17,19 +17,13 @@ from allfold_orchestrator.http.app import create_app
 from allfold_orchestrator.http.server import address_of, bind, web_sockets
 from allfold_orchestrator.settings import Settings
 from allfold_orchestrator.store.store import Store
+from tests.support.http_server import Server, serving
 from tests.support.waiting import DEADLINE_SECONDS, until, within
 
 Json = dict[str, Any]
 SECONDS = DEADLINE_SECONDS
 BEAT_SECONDS = 0.1
 REDIAL_SECONDS = 0.05
-
-
-class _Server(uvicorn.Server):
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave the signals to the tests."""
-        yield
 
 
 class Replica:
@@ -58,16 +52,12 @@ async def replica(store: Store, **settings: Any) -> AsyncIterator[Replica]:
     app = create_app(Settings(**{"lease_seconds": 60, **settings}), store)
     with bind("127.0.0.1", 0) as sock:
         config = uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1, **web_sockets())
-        server = _Server(config)
-        serving = asyncio.create_task(server.serve(sockets=[sock]))
-        await until(lambda: server.started, "the orchestrator serves")
-        served = Replica(address_of(sock), app)
-        try:
-            yield served
-        finally:
-            await served.http.aclose()
-            server.should_exit = True
-            await within(SECONDS, serving)
+        async with serving(Server(config), sock):
+            served = Replica(address_of(sock), app)
+            try:
+                yield served
+            finally:
+                await served.http.aclose()
 
 
 class Served(Protocol):

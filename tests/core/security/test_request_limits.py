@@ -6,10 +6,11 @@ import asyncio
 import json
 import socket
 import ssl
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import uvicorn
@@ -25,9 +26,11 @@ from allfold_core.security import (
 from allfold_core.security.handshakes import listen_with_tls
 from allfold_core.security.idle_connections import IdleConnections
 from allfold_core.security.request_limits import HEAD_BYTES, limited
+from allfold_core.security.stalled_answers import AnswerWatch
 from allfold_core.security.tls import TlsIdentity
 from tests.support.credentials import certificates, with_tls
 from tests.support.descriptors import no_descriptors_left
+from tests.support.http_server import Server
 from tests.support.waiting import until, within
 
 pytestmark = pytest.mark.anyio
@@ -53,7 +56,7 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
     match scope["path"]:
         case "/slow":
             await receive()
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(0.2)
         case "/large":
             body = bytes(LARGE)
         case "/headers":
@@ -68,7 +71,7 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.body", "body": part, "more_body": end < len(body)})
 
 
-class Server(uvicorn.Server):
+class LimitedServer(Server):
     """A server with these limits."""
 
     def __init__(self, most_idle: int, tls: TlsIdentity | None) -> None:
@@ -105,8 +108,8 @@ class Port:
 
 @asynccontextmanager
 async def serving(most_idle: int = 8, tls: TlsIdentity | None = None) -> AsyncIterator[Port]:
-    port, server = Port(), Server(most_idle, tls)
-    task = asyncio.create_task(server._serve([port.listener]))
+    port, server = Port(), LimitedServer(most_idle, tls)
+    task = asyncio.create_task(server.serve([port.listener]))
     await until(lambda: server.started, "it serves")
     port.served = server.server_state.connections
     try:
@@ -116,7 +119,7 @@ async def serving(most_idle: int = 8, tls: TlsIdentity | None = None) -> AsyncIt
             writer.close()
             with suppress(OSError):
                 await within(10.0, writer.wait_closed())
-        server.should_exit = True
+        server.end()
         await within(10.0, task)
 
 
@@ -262,7 +265,7 @@ async def test_too_many_requests_that_are_sent_ahead_end_their_connection(path: 
 async def test_a_client_that_reads_no_answer_is_left(
     more: bytes, has_tls: bool, tls: TlsIdentity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stalled_answers, "STALLED_SECONDS", 0.2)
+    monkeypatch.setattr(stalled_answers, "STALLED_SECONDS", 0.1)
     identity = tls if has_tls else None
     async with serving(tls=identity) as port:
         stream = await port.connect(tls=identity)
@@ -273,19 +276,55 @@ async def test_a_client_that_reads_no_answer_is_left(
         await ok(await port.connect(tls=identity))
 
 
+class Timers:
+    """The timers of a loop, which go off when a test says so: so slowly does its client read."""
+
+    def __init__(self) -> None:
+        self.have_gone_off = 0
+        self._set: list[Timer] = []
+
+    def call_later(self, _seconds: float, callback: Callable[[], None]) -> Timer:
+        self._set.append(Timer(callback))
+        return self._set[-1]
+
+    def go_off(self) -> None:
+        due, self._set = [each for each in self._set if not each.is_cancelled], []
+        self.have_gone_off += len(due)
+        for each in due:
+            each.callback()
+
+
+class Timer:
+    """One of :class:`Timers`."""
+
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self.callback = callback
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+def watch_with(timers: Timers, transport: Any, _loop: asyncio.AbstractEventLoop) -> AnswerWatch:
+    """A watch whose time is that of these timers."""
+    return AnswerWatch(transport, cast(asyncio.AbstractEventLoop, timers))
+
+
 @pytest.mark.parametrize("has_tls", [False, True])
 async def test_a_client_that_reads_slowly_gets_its_answer(
     has_tls: bool, tls: TlsIdentity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stalled_answers, "STALLED_SECONDS", 1.0)
+    timers = Timers()
+    monkeypatch.setattr(request_limits, "AnswerWatch", partial(watch_with, timers))
     identity = tls if has_tls else None
     async with serving(tls=identity) as port:
         stream = await port.connect(tls=identity)
         stream[1].write(b"GET /large HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
         await within(10.0, stream[0].readuntil(b"\r\n\r\n"))
         for _ in range(64):
-            await asyncio.sleep(0.05)
             await within(10.0, stream[0].readexactly(LARGE // 64))
+            timers.go_off()
+        assert timers.have_gone_off > 32
 
 
 async def test_clients_that_read_no_answer_count_as_idle(impatient: None) -> None:
@@ -427,7 +466,8 @@ async def test_a_request_that_comes_with_the_end_of_the_handshake_is_answered(
         while not answer.endswith(b"ok"):
             incoming.write(await within(10.0, reader.read(65536)))
             with suppress(ssl.SSLWantReadError):
-                answer += secure.read(65536)
+                while record := secure.read(65536):
+                    answer += record
         assert answer.startswith(b"HTTP/1.1 200")
 
 

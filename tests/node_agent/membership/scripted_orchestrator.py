@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import uvicorn
@@ -16,19 +15,13 @@ from starlette.websockets import WebSocketDisconnect
 from allfold_core.errors import AllfoldError
 from allfold_core.schema import MESSAGE
 from allfold_orchestrator.http.server import address_of, bind, web_sockets
+from tests.support.http_server import Server, serving
 from tests.support.waiting import until
 
 Json = dict[str, Any]
 
 SILENT = "was silent to b, and gave no sign of life"
 """The way in which the orchestrator learns that a life is over."""
-
-
-class _Server(uvicorn.Server):
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave the signals to the tests."""
-        yield
 
 
 class ScriptedLink:
@@ -224,11 +217,5 @@ async def _served() -> AsyncIterator[ScriptedOrchestrator]:
         orchestrator.url = f"http://{address_of(sock)}"
         app = orchestrator.app()
         config = uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1, **web_sockets())
-        server = _Server(config)
-        serving = asyncio.create_task(server.serve(sockets=[sock]))
-        await until(lambda: server.started, "it serves")
-        try:
+        async with serving(Server(config), sock):
             yield orchestrator
-        finally:
-            server.should_exit = True
-            await serving
