@@ -16,15 +16,17 @@ from allfold_orchestrator import background
 from allfold_orchestrator.store.redis_client import connect
 from allfold_orchestrator.store.store import Store
 from benchmarks.redis_server import RedisServer
-from tests.orchestrator.conftest import Real
+from tests.orchestrator.conftest import ManualClock, Real
 from tests.orchestrator.fake_agent import FakeAgent, Replica, agents, replica
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]
 
-LEASE_SECONDS = 2.0
+LEASE_SECONDS = 0.5
 PATIENT_SECONDS = 60.0
-SHORT = {"lease_seconds": LEASE_SECONDS, "heartbeat_seconds": 0.2}
+SHORT = {"lease_seconds": LEASE_SECONDS, "heartbeat_seconds": 0.1}
+# A sweeper takes a longer one, in which it could not sweep, for an outage.
+STEP_SECONDS = 0.4 * LEASE_SECONDS
 
 
 @asynccontextmanager
@@ -41,19 +43,22 @@ async def staying_linked(*linked: FakeAgent) -> AsyncIterator[None]:
             await background.end(task)
 
 
-async def outage() -> None:
+def outage(clock: ManualClock) -> None:
     """Longer than a lease: that the store notes nothing for so long is what is tested."""
-    await asyncio.sleep(2 * LEASE_SECONDS)
+    clock.time += 2 * LEASE_SECONDS
 
 
-async def has_looked_at_all_leases(at: Replica, before: float) -> None:
+async def has_looked_at_all_leases(
+    at: Replica, clock: ManualClock, before: float, *linked: FakeAgent
+) -> None:
     """The sweeper has ended every lease that it may end after the grace that follows an outage."""
     grace = at.sweeper._grace
-
-    def is_over() -> bool:
-        return bool(before < grace.until < (grace.last_sweep or 0.0) - LEASE_SECONDS)
-
-    await until(is_over, "the grace after the outage is over", PATIENT_SECONDS)
+    await until(lambda: grace.until > before, "a grace after the outage", PATIENT_SECONDS)
+    while clock.time < grace.until + LEASE_SECONDS:
+        clock.time += STEP_SECONDS
+        for agent in linked:
+            await agent.hears("beat", number=agent.beats + 1)
+        await until(lambda: grace.last_sweep == clock.time, "another sweep", PATIENT_SECONDS)
 
 
 async def all_goes_on(at: Replica, *linked: FakeAgent) -> None:
@@ -83,52 +88,54 @@ async def leaves(agent: FakeAgent, at: Replica) -> None:
 
 @pytest.mark.parametrize("is_durable", [True, False], ids=["keeps its writes", "forgets all"])
 async def test_a_redis_that_was_away_for_long_costs_no_group(
-    tmp_path: Path, is_durable: bool
+    tmp_path: Path, clock: ManualClock, is_durable: bool
 ) -> None:
     redis = RedisServer(tmp_path, is_durable=is_durable)
     redis.start()
     try:
         async with AsyncExitStack() as stack:
-            store = Store(connect(redis.url), LEASE_SECONDS)
+            store = Store(connect(redis.url), LEASE_SECONDS, clock)
             served = await stack.enter_async_context(replica(store, **SHORT))
             linked = await agents(stack, served, "abc")
             await until(lambda: served.sweeper.problem is None, "leases are watched")
             await stack.enter_async_context(staying_linked(*linked))
             before = served.sweeper._grace.until
             redis.stop()
-            await outage()
+            outage(clock)
             redis.start()
             for agent in linked:
                 await agent.hears("term", generation=2)
-            await has_looked_at_all_leases(served, before)
+            await has_looked_at_all_leases(served, clock, before, *linked)
             await all_goes_on(served, *linked)
     finally:
         redis.stop()
 
 
-async def test_an_orchestrator_that_was_away_for_long_costs_no_group(real: Real) -> None:
+async def test_an_orchestrator_that_was_away_for_long_costs_no_group(
+    real: Real, clock: ManualClock
+) -> None:
     async with AsyncExitStack() as stack:
-        async with replica(Store(real.client(), LEASE_SECONDS), **SHORT) as first:
+        async with replica(Store(real.client(), LEASE_SECONDS, clock), **SHORT) as first:
             linked = await agents(stack, first, "abc")
-        await outage()
-        store = Store(real.client(), LEASE_SECONDS)
+        outage(clock)
+        store = Store(real.client(), LEASE_SECONDS, clock)
         after = await stack.enter_async_context(replica(store, **SHORT))
         for agent in linked:
             agent.at = after
         await stack.enter_async_context(staying_linked(*linked))
-        await has_looked_at_all_leases(after, before=0.0)
+        await has_looked_at_all_leases(after, clock, 0.0, *linked)
         await all_goes_on(after, *linked)
 
 
 async def test_a_redis_that_is_full_costs_no_group_and_says_what_it_needs(
-    tmp_path: Path,
+    tmp_path: Path, clock: ManualClock
 ) -> None:
     redis = RedisServer(tmp_path)
     redis.start()
     administrator: Any = Redis.from_url(redis.url)
     try:
         async with AsyncExitStack() as stack:
-            store = Store(connect(redis.url), LEASE_SECONDS)
+            store = Store(connect(redis.url), LEASE_SECONDS, clock)
             served = await stack.enter_async_context(replica(store, **SHORT))
             linked = await agents(stack, served, "abc")
             await until(lambda: served.sweeper.problem is None, "leases are watched")
@@ -145,9 +152,9 @@ async def test_a_redis_that_is_full_costs_no_group_and_says_what_it_needs(
             ready = await served.http.get("/readyz")
             assert ready.status_code == 503
             assert "the state store refuses writes" in ready.text
-            await outage()
+            outage(clock)
             await administrator.config_set("maxmemory", "0")
-            await has_looked_at_all_leases(served, before)
+            await has_looked_at_all_leases(served, clock, before, *linked)
             await all_goes_on(served, *linked)
     finally:
         await administrator.aclose()
@@ -155,7 +162,7 @@ async def test_a_redis_that_is_full_costs_no_group_and_says_what_it_needs(
 
 
 async def test_links_stay_while_redis_is_full_and_the_outage_is_logged_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Another replica could not write either, so there is nothing to link anew for."""
     caplog.set_level("INFO", "allfold_orchestrator")
@@ -164,7 +171,7 @@ async def test_links_stay_while_redis_is_full_and_the_outage_is_logged_once(
     administrator: Any = Redis.from_url(redis.url)
     try:
         async with AsyncExitStack() as stack:
-            store = Store(connect(redis.url), LEASE_SECONDS)
+            store = Store(connect(redis.url), LEASE_SECONDS, clock)
             served = await stack.enter_async_context(replica(store, **SHORT))
             linked = await agents(stack, served, "ab")
             await until(lambda: served.sweeper.problem is None, "leases are watched")
@@ -178,9 +185,9 @@ async def test_links_stay_while_redis_is_full_and_the_outage_is_logged_once(
             linked[0].heard = {"b": 0.0}
             await linked[0].accuse(linked[1])
             await linked[0].hears("cleared", node="b")
-            await outage()
+            outage(clock)
             await administrator.config_set("maxmemory", "0")
-            await has_looked_at_all_leases(served, before)
+            await has_looked_at_all_leases(served, clock, before, *linked)
             await all_goes_on(served, *linked)  # on the links that they had
             told = [each for each in caplog.messages if "leases" in each]
             assert len(told) == 2, caplog.messages
