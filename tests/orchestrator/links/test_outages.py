@@ -120,6 +120,7 @@ async def test_an_orchestrator_that_was_away_for_long_costs_no_group(
         outage(clock)
         store = Store(real.client(), LEASE_SECONDS, clock)
         after = await stack.enter_async_context(replica(store, **SHORT))
+        await until(lambda: after.sweeper.problem is None, "it has seen that all leases are over")
         for agent in linked:
             agent.at = after
         await stack.enter_async_context(staying_linked(*linked))
