@@ -13,7 +13,7 @@ from allfold.cli._bench.data import DTYPES, OPS, Array, fold, values
 from allfold.cli._bench.kinds import KINDS
 from allfold.cli._main import cli
 from allfold_core.schedules.registry import STRATEGIES
-from tests.support.processes.cli import Commands, commands
+from tests.support.processes.cli import Commands, called, commands
 from tests.support.processes.fixtures import services_with
 from tests.support.processes.services import Services
 from tests.support.tiers import long
@@ -253,10 +253,7 @@ def test_a_bench_of_types_skips_and_names_those_that_an_operation_or_a_wire_refu
         ),
     ],
 )
-def test_a_bench_that_would_measure_nothing_is_refused(
-    allfold: Commands, arguments: str, named: str
-) -> None:
-    command = allfold.start("bench", *arguments.split())
-    assert command.wait(SECONDS) == 2
-    assert named in " ".join(command.err.split())
-    assert command.out == ""
+def test_a_bench_that_would_measure_nothing_is_refused(arguments: str, named: str) -> None:
+    done = called("bench", *arguments.split(), status=2)
+    assert named in " ".join(done.stderr.split())
+    assert done.stdout == ""

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from allfold.cli._doctor import asking, here
 from allfold.cli._stack import LocalStack
 from allfold_core.errors import ServiceError
 from tests.client_sdk.http_service import service
@@ -91,10 +92,13 @@ def test_something_else_than_a_socket_fails(allfold: Commands, tmp_path: Path) -
     assert "is not the socket of a node agent" in found(report, "agent socket", "fail")[0]
 
 
-def test_an_agent_that_does_not_greet_fails(allfold: Commands) -> None:
+def test_an_agent_that_does_not_greet_fails(
+    allfold: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(here, "_GREETING_SECONDS", 0.2)
     _, path = allfold.agent()
     report = diagnose(allfold, "--local", status=1, ALLFOLD_SOCKET=path)
-    assert "does not answer within 3 s" in found(report, "agent socket", "fail")[0]
+    assert "does not answer within 0.2 s" in found(report, "agent socket", "fail")[0]
 
 
 def test_an_orchestrator_that_was_named_and_is_not_there_fails(allfold: Commands) -> None:
@@ -105,20 +109,20 @@ def test_an_orchestrator_that_was_named_and_is_not_there_fails(allfold: Commands
 
 
 def test_a_service_that_accepts_and_says_nothing_is_told_from_one_that_is_not_there(
-    allfold: Commands,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(asking, "_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        report = json.loads(allfold.run("doctor", "--json", "--agent-url", url, status=1).out)
+        report = json.loads(called("doctor", "--json", "--agent-url", url, status=1).stdout)
     (finding,) = (each for each in report["findings"] if each["level"] == "fail")
     assert finding["check"] == "agent"
     assert "packets are dropped, or the process is stopped" in finding["advice"]
 
 
-def test_what_is_no_url_is_wrong_usage(allfold: Commands) -> None:
-    assert (
-        "--agent-url must be an address" in allfold.run("doctor", "--agent-url", "x", status=2).err
-    )
+def test_what_is_no_url_is_wrong_usage() -> None:
+    done = called("doctor", "--agent-url", "x", status=2)
+    assert "--agent-url must be an address" in done.stderr
 
 
 def test_an_orchestrator_in_the_place_of_an_agent_is_told_from_one_and_the_other_way_round(
@@ -159,15 +163,13 @@ def test_a_state_store_that_is_down_is_told_from_an_orchestrator_that_is(
         ({"state": "alive", "draining": True}, "warn", "takes no more ranks"),
     ],
 )
-def test_nodes_that_are_not_well_are_named(
-    allfold: Commands, state: dict[str, Any], level: str, text: str
-) -> None:
+def test_nodes_that_are_not_well_are_named(state: dict[str, Any], level: str, text: str) -> None:
     facts = {"service": "allfold-orchestrator", "version": "0", "now": time.time()}
     node = {"node": "b", "control_url": NOWHERE, "data_address": "127.0.0.1:9"} | state
     answers = {"/v1/facts": facts | {"needs_token": True}, "/v1/nodes": {"nodes": [node]}}
     with service(answers) as url:
         status = 1 if state["state"] != "gone" else 0
-        out = allfold.run("doctor", "--json", "--orchestrator", url, status=status).out
+        out = called("doctor", "--json", "--orchestrator", url, status=status).stdout
     (told,) = found(json.loads(out), "registration", level)
     assert told.startswith("node b: ")
     assert text in told
@@ -216,10 +218,8 @@ def test_the_token_may_be_in_a_file(allfold: Commands, stack: LocalStack, tmp_pa
     env = stack.environment() | {"ALLFOLD_TOKEN": "", "ALLFOLD_TOKEN_FILE": str(file)}
     diagnose(allfold, status=0, **env)
     env["ALLFOLD_TOKEN_FILE"] = "/nowhere/token"
-    assert (
-        "ALLFOLD_TOKEN_FILE (/nowhere/token) cannot be read"
-        in allfold.run("doctor", status=2, env=env).err
-    )
+    refused = called("doctor", status=2, env=env).stderr
+    assert "ALLFOLD_TOKEN_FILE (/nowhere/token) cannot be read" in refused
 
 
 def test_agents_alone_are_checked_without_the_orchestrator(
@@ -233,12 +233,13 @@ def test_agents_alone_are_checked_without_the_orchestrator(
 
 
 def test_an_agent_that_is_stopped_fails_and_the_others_are_checked(
-    allfold: Commands, stack: LocalStack
+    stack: LocalStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(asking, "_SECONDS", 1.0)
     agent = stack.services[2]
     agent.signal(signal.SIGSTOP)
     try:
-        report = json.loads(allfold.run("doctor", "--json", status=1, env=stack.environment()).out)
+        report = json.loads(called("doctor", "--json", status=1, env=stack.environment()).stdout)
     finally:
         agent.signal(signal.SIGCONT)
     assert "node node1: no answer from here" in found(report, "agent", "fail")[0]

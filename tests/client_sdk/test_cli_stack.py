@@ -14,7 +14,7 @@ import pytest
 from allfold.cli._stack import LocalStack
 from allfold_core.errors import ServiceError
 from tests.support.credentials import certificates
-from tests.support.processes.cli import Command, Commands, commands
+from tests.support.processes.cli import Command, Commands, called, commands
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -95,34 +95,26 @@ def test_a_temporary_folder_with_a_long_path_is_refused(
 # --- allfold up and allfold status
 
 
-def test_up_serves_until_ctrl_c(allfold: Commands) -> None:
-    command = allfold.start(*UP)
-    command.wait_for_output("ALLFOLD_SOCKET")
-    assert len(command.marked()) == 3
-    command.send(signal.SIGINT)
-    assert command.wait() == 130
-
-
 def test_what_up_prints_is_what_status_needs(allfold: Commands) -> None:
     command = allfold.start(*UP, "--nodes", "2")
     command.wait_for_output("ALLFOLD_SOCKET", count=2)
     env = exported(command)
     assert Path(env["ALLFOLD_SOCKET"]).is_socket()
 
-    table = allfold.run("status", env=env).out
+    table = called("status", env=env).stdout
     assert "node0" in table
     assert "no op is in flight" in table
-    report = json.loads(allfold.run("status", "--json", env=env).out)
+    report = json.loads(called("status", "--json", env=env).stdout)
     assert [(node["node"], node["state"]) for node in report["nodes"]] == [
         ("node0", "alive"),
         ("node1", "alive"),
     ]
     urls = list(report["agents"])
-    alone = allfold.run("status", "--agent-url", urls[1], env=env).out
+    alone = called("status", "--agent-url", urls[1], env=env).stdout
     assert "node1" in alone
     assert "node0" not in alone
-    refused = allfold.run("status", env=env | {"ALLFOLD_TOKEN": "wrong"}, status=1)
-    assert "ALLFOLD_TOKEN" in refused.err
+    refused = called("status", env=env | {"ALLFOLD_TOKEN": "wrong"}, status=1)
+    assert "ALLFOLD_TOKEN" in refused.stderr
 
     os.kill(command.find("allfold_agent", "node1"), signal.SIGKILL)
     assert command.wait() == 1
@@ -137,10 +129,10 @@ def test_what_up_prints_is_enough_with_tls_too(allfold: Commands, tmp_path: Path
     command.wait_for_output("ALLFOLD_SOCKET")
     env = exported(command)
     assert env["ALLFOLD_ORCHESTRATOR_URL"].startswith("https://")
-    assert "node0" in allfold.run("status", env=env).out
+    assert "node0" in called("status", env=env).stdout
 
 
-def test_up_takes_the_token_of_the_environment_and_shows_it_in_no_process_list_and_no_log(
+def test_up_serves_until_ctrl_c_and_shows_its_token_in_no_process_list_and_no_log(
     allfold: Commands,
 ) -> None:
     env = {"ALLFOLD_TOKEN": "hidden-from-ps", "ALLFOLD_LOG_LEVEL": "DEBUG"}
@@ -156,8 +148,8 @@ def test_up_takes_the_token_of_the_environment_and_shows_it_in_no_process_list_a
     logs = [each.read_text() for each in Path(told["nodes"][0]["socket"]).parent.glob("*.log")]
     assert any("DEBUG" in log for log in logs)
     assert not any("hidden-from-ps" in log for log in logs)
-    command.send(signal.SIGTERM)
-    assert command.wait() == 143
+    command.send(signal.SIGINT)
+    assert command.wait() == 130
 
 
 def test_up_shows_why_a_service_does_not_start(allfold: Commands) -> None:
@@ -237,7 +229,7 @@ def test_status_names_the_rank_that_an_op_waits_for(allfold: Commands) -> None:
     job = allfold.start("run", *agents, "--nproc-per-node", "2", script, flag, env=env)
 
     def waits_for_it() -> bool:
-        return "waits for rank 3 on node node1, " in allfold.run("status", env=env).out
+        return "waits for rank 3 on node node1, " in called("status", env=env).stdout
 
     wait_until(waits_for_it, "a status that names rank 3", 60)
     flag.touch()
@@ -279,20 +271,20 @@ def test_status_tells_the_epoch_of_a_group_and_why_it_has_lost_a_rank(allfold: C
     seen: list[str] = []
 
     def tells_of_the_loss() -> bool:
-        seen.append(allfold.run("status", env=env).out)
+        seen.append(called("status", env=env).stdout)
         return f"{why}; 3 of 4 ranks are left" in seen[-1]
 
     # The nodes agree upon it by themselves, and the orchestrator hears of it a moment later.
     wait_until(tells_of_the_loss, "a status that tells of the loss", 60)
     shown = seen[-1]
-    report = json.loads(allfold.run("status", "--json", env=env).out)
+    report = json.loads(called("status", "--json", env=env).stdout)
     (group,) = report["memberships"]
     assert (group["group"], group["epoch"]) == ("lossy", 1)
     (row,) = [line for line in shown.splitlines() if line.startswith("\u2502") and "lossy" in line]
     cells = [cell.strip() for cell in row.split("\u2502")]
     assert cells[1:5] == ["lossy", "reduced", str(group["term"]), "1"]
     alone = [word for url in report["agents"] for word in ("--agent-url", url)]
-    assert f"lossy: 2 (term {group['term']}, epoch 1)" in allfold.run("status", *alone, env=env).out
+    assert f"lossy: 2 (term {group['term']}, epoch 1)" in called("status", *alone, env=env).stdout
     flag.touch()
     assert job.wait() == 0
     up.send(signal.SIGTERM)
