@@ -40,7 +40,7 @@ VERSIONED = $(PACKAGES:%=%/pyproject.toml) $(wildcard $(PACKAGES:%=%/src/*/__ini
   deploy/helm/allfold/*.yaml docs/gpu_deployment.md docs/kubernetes.md)
 
 # mypy keeps one core busy.
-AT_ONCE := @$(MAKE) --no-print-directory --jobs 2 --output-sync=target
+AT_ONCE := --no-print-directory --jobs 2 --output-sync=target
 
 # The tiers, and what each runs beside the one before it: tests/support/tiers.py.
 PURE := tests/core tests/orchestrator/membership
@@ -59,10 +59,10 @@ demo: .venv/.installed ## train a network on 2 nodes x 2 ranks; the last line sa
 	@$(BIN)/allfold run --nodes 2 --nproc-per-node 2 --no-prefix examples/train_digits.py
 
 check: .venv/.installed-dev ## three minutes: style, types, made files, the core and membership
-	$(AT_ONCE) lint types docs-check coverage
+	@$(MAKE) $(AT_ONCE) lint types docs-check coverage
 
 test: .venv/.installed-dev ## the gate, twelve minutes: all that, and each promise once
-	$(AT_ONCE) lint types docs-check $(PURE_TOO)
+	@$(MAKE) $(AT_ONCE) lint types docs-check $(PURE_TOO)
 	@$(PYTEST) $(GATE) $(TESTS)
 
 test-all: check ## each night: every test, the clients, the site, and the cores on another Python
