@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, cast
 
-from allfold.cli._processes import Child
+from allfold.cli._processes import Child, stop_all
 
 _ANSWER_SECONDS = 60.0
 _ANSWER_BYTES = 4096
@@ -44,6 +44,11 @@ class ForkServer:
         with self._one_request:  # tests have threads that start processes
             socket.send_fds(self._channel, [json.dumps(request).encode()], streams)
             return int(json.loads(self._channel.recv(_ANSWER_BYTES)))
+
+    def close(self) -> None:
+        """End it, and all that it has forked."""
+        self._channel.close()
+        stop_all([self._child])
 
 
 class _Process:
@@ -128,9 +133,10 @@ def _server_for(environment: Mapping[str, str]) -> ForkServer | None:
     for server in _servers:
         if server.environment == fitting:
             return server
-    # A child dies with the thread that started it.
-    of_the_process = threading.current_thread() is threading.main_thread()
-    if len(_servers) == _MOST_SERVERS or not of_the_process:
+    # A child dies with the thread that started it. With more than one of OpenMP, torch has threads
+    # once it is imported, and these would not survive a fork.
+    lasts = threading.current_thread() is threading.main_thread()
+    if len(_servers) == _MOST_SERVERS or not lasts or fitting.get("OMP_NUM_THREADS") != "1":
         return None
     _servers.append(ForkServer(fitting))
     return _servers[-1]
