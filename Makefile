@@ -39,6 +39,9 @@ VERSIONED = $(PACKAGES:%=%/pyproject.toml) $(wildcard $(PACKAGES:%=%/src/*/__ini
   $(wildcard docker-compose*.yml deploy/kubernetes/*/*.yaml deploy/kubernetes/*/*/*.yaml \
   deploy/helm/allfold/*.yaml docs/gpu_deployment.md docs/kubernetes.md)
 
+# mypy keeps one core busy.
+AT_ONCE := --no-print-directory --jobs 2 --output-sync=target
+
 # The tiers, and what each runs beside the one before it: tests/support/tiers.py.
 PURE := tests/core tests/orchestrator/membership
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
@@ -55,9 +58,11 @@ help: ## show this list
 demo: .venv/.installed ## train a network on 2 nodes x 2 ranks; the last line says how it went
 	@$(BIN)/allfold run --nodes 2 --nproc-per-node 2 --no-prefix examples/train_digits.py
 
-check: lint types docs-check coverage ## three minutes: style, types, made files, the core and membership
+check: .venv/.installed-dev ## three minutes: style, types, made files, the core and membership
+	@$(MAKE) $(AT_ONCE) lint types docs-check coverage
 
-test: lint types docs-check $(PURE_TOO) ## the gate, twelve minutes: all that, and each promise once
+test: .venv/.installed-dev ## the gate, twelve minutes: all that, and each promise once
+	@$(MAKE) $(AT_ONCE) lint types docs-check $(PURE_TOO)
 	@$(PYTEST) $(GATE) $(TESTS)
 
 test-all: check ## each night: every test, the clients, the site, and the cores on another Python

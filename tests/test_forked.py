@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from allfold.cli._processes import Child, stop_all, wait_for
-from tests.support.processes.forked import Forked, start_module
+from tests.support.processes.forked import Forked, ForkServer, start_module
 from tests.support.waiting import wait_until
 
 WAIT_SECONDS = 30.0
+PLAIN = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1"}
 
 # A module: it writes what it finds, and ends as it is told.
 PROGRAM = """
@@ -37,20 +38,35 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    """One of these tests' own: that of others may not be for their environment."""
+    server = ForkServer(PLAIN)
+    yield server
+    server.close()
+
+
 @pytest.fixture
-def start(module: Path) -> Iterator[Callable[..., Child]]:
-    """Start the program; whatever is left of it is ended."""
-    children = []
+def children() -> Iterator[list[Child]]:
+    """What a test has started; whatever is left of it is ended."""
+    children: list[Child] = []
+    yield children
+    stop_all(children)
+
+
+@pytest.fixture
+def forked(server: ForkServer, module: Path, children: list[Child]) -> Callable[..., Child]:
+    """Fork the program."""
 
     def start(*words: str, **variables: str) -> Child:
-        given = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", **variables}
-        with (module / "log").open("wb") as log:
-            child = start_module("program", ["forked_program", *words], given, output=log.fileno())
-        children.append(child)
-        return child
+        environment = {**server.environment, **variables}
+        with (module / "log").open("wb") as log, Path(os.devnull).open() as nothing:
+            command = ["forked_program", *words]
+            streams = {"stdin": nothing.fileno(), "output": log.fileno()}
+            children.append(Forked(server, "program", command, environment, **streams))
+        return children[-1]
 
-    yield start
-    stop_all(children)
+    return start
 
 
 def said(folder: Path) -> dict[str, Any]:
@@ -61,10 +77,9 @@ def said(folder: Path) -> dict[str, Any]:
 
 
 def test_a_forked_program_finds_what_it_was_given_and_ends_as_it_wants(
-    start: Callable[..., Child], module: Path
+    forked: Callable[..., Child], module: Path
 ) -> None:
-    child = start("one", "two", ALLFOLD_TOKEN="secret")
-    assert isinstance(child, Forked)
+    child = forked("one", "two", ALLFOLD_TOKEN="secret")
     assert wait_for([child], WAIT_SECONDS)
     assert (child.ended, child.reap(), child.status) == (True, 7, 7)
     found = said(module)
@@ -75,8 +90,8 @@ def test_a_forked_program_finds_what_it_was_given_and_ends_as_it_wants(
     assert "PYTHONPATH" not in found["variables"]
 
 
-def test_a_forked_program_dies_by_a_signal(start: Callable[..., Child], module: Path) -> None:
-    child = start("stay")
+def test_a_forked_program_dies_by_a_signal(forked: Callable[..., Child], module: Path) -> None:
+    child = forked("stay")
     assert not child.ended
     said(module)
     child.signal(signal.SIGKILL)
@@ -85,12 +100,27 @@ def test_a_forked_program_dies_by_a_signal(start: Callable[..., Child], module: 
     assert child.killed_by == signal.SIGKILL
 
 
-def test_a_program_with_other_variables_for_libraries_is_not_forked(
-    start: Callable[..., Child], module: Path
+def test_no_fork_has_the_variables_of_another_that_libraries_read(
+    module: Path, children: list[Child]
 ) -> None:
-    start("stay")
-    child = start("one", OMP_NUM_THREADS="2")
+    for number in ("1", "2", "3"):
+        environment = {**PLAIN, "READ_BY_A_LIBRARY": number}
+        with (module / "log").open("wb") as log:
+            child = start_module("program", ["forked_program"], environment, output=log.fileno())
+        children.append(child)
+        assert wait_for([child], WAIT_SECONDS)
+        assert child.reap() == 7
+        assert said(module)["variables"]["READ_BY_A_LIBRARY"] == number
+    assert not isinstance(child, Forked)  # there are as many servers as there may be
+
+
+def test_where_torch_would_have_threads_already_no_program_is_forked(
+    module: Path, children: list[Child]
+) -> None:
+    with (module / "log").open("wb") as log:
+        environment = {**PLAIN, "OMP_NUM_THREADS": "2"}
+        child = start_module("program", ["forked_program"], environment, output=log.fileno())
+    children.append(child)
     assert not isinstance(child, Forked)
     assert wait_for([child], WAIT_SECONDS)
-    assert child.reap() == 7
     assert said(module)["variables"]["OMP_NUM_THREADS"] == "2"

@@ -116,6 +116,7 @@ def test_what_cannot_be_done_is_told_without_a_traceback(options: str, message: 
     assert message in done.stderr
 
 
+@pytest.mark.long
 def test_allfold_bench_shows_another_library_beside(allfold: Commands) -> None:
     sizes = ("--min-bytes", "4K", "--max-bytes", "4K")
     command = allfold.start("bench", "--against", "gloo", "--kind", "all_reduce", *sizes)

@@ -91,6 +91,7 @@ def groups_opened(services: Services) -> int:
     return len(re.findall(r"opening \d+: \d+ ranks", (services.folder / "node1.log").read_text()))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 60)
 def test_the_ddp_job_trains_on_allfold(services: Services) -> None:

@@ -65,7 +65,7 @@ def engine() -> Iterator[docker.Environment]:
 
 @pytest.fixture(scope="module")
 def bases(engine: docker.Environment) -> docker.Environment:
-    docker.provide_bases(engine)
+    docker.provide_images(engine, *docker.BASE_IMAGES)
     docker.provide_wheels(engine)
     return engine
 
@@ -124,6 +124,7 @@ def scaled(request: pytest.FixtureRequest, trained: Stack) -> Scaling:
 @pytest.fixture(scope="module")
 def prometheus(request: pytest.FixtureRequest, scaled: Scaling, up: Stack) -> Prometheus:
     """The services of profile `observability` but Grafana, of which Debian has no package."""
+    docker.provide_images(up.project.env, docker.PROMETHEUS_IMAGE)
     with logs_of_failures(request, up.project):
         add = ("--profile", "observability", "up", "--detach", "--no-build")
         up.project.compose(*add, "prometheus")

@@ -71,6 +71,7 @@ def test_the_orchestrators_wheel_brings_every_file_of_the_dashboard(wheels: Path
     assert brought == {f"allfold_orchestrator/dashboard/{path.name}" for path in folder.iterdir()}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_wheels_in_an_empty_environment_run_the_quickstart(

@@ -20,7 +20,8 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 ROOT = Path(__file__).parents[3]
-BASE_IMAGES = ("python:3.11-slim-bookworm", "redis:7-bookworm", "prom/prometheus:v3.5.0")
+BASE_IMAGES = ("python:3.11-slim-bookworm", "redis:7-bookworm")
+PROMETHEUS_IMAGE = "prom/prometheus:v3.5.0"
 BASE_FILE = ROOT / "docker-compose.yml"
 FORWARDING = Path("/proc/sys/net/ipv4/ip_forward")
 ENGINE_START_SECONDS = 60.0
@@ -173,12 +174,12 @@ def _wait_until_up(process: subprocess.Popen[bytes], env: Environment, log: Path
         time.sleep(0.1)
 
 
-def provide_bases(env: Environment) -> None:
-    """The base images: those that are there, else pulled, else local stand-ins."""
-    for image in BASE_IMAGES:
+def provide_images(env: Environment, *images: str) -> None:
+    """Images of others: those that are there, else pulled, else local stand-ins."""
+    for image in images:
         if not succeeds(["docker", "image", "inspect", image], env):
             succeeds(["docker", "pull", "--quiet", image], env, 120.0)
-    run(["deploy/docker/stand-in-bases.sh"], env, 600.0)
+    run(["deploy/docker/stand-in-bases.sh", *images], env, 600.0)
 
 
 def provide_wheels(env: Environment) -> None:

@@ -13,19 +13,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, cast
 
-from allfold.cli._processes import Child
+from allfold.cli._processes import Child, stop_all
 
 _ANSWER_SECONDS = 60.0
 _ANSWER_BYTES = 4096
 # Programs read these when they begin, and not libraries when they are imported.
-_READ_LATER = ("ALLFOLD_", "PYTHONPATH", "PYTEST_CURRENT_TEST")
+_READ_LATER = ("ALLFOLD_", "CUDA_", "FAKE_CUDA_", "PYTHONPATH", "PYTEST_CURRENT_TEST")
+# One costs the imports of one process, and memory: with GPUs of a fake driver, and without.
+_MOST_SERVERS = 2
 
 
 class ForkServer:
     """The process that forks, as long as this one lives."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        self.environment = _of_libraries(environment)
+        self.environment = environment
         self._one_request = threading.Lock()
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._channel.settimeout(_ANSWER_SECONDS)
@@ -33,7 +35,7 @@ class ForkServer:
             self._child = Child(
                 "fork server",
                 [sys.executable, "-m", "tests.support.processes.fork_server"],
-                env={**self.environment, "PYTHONPATH": os.pathsep.join(sys.path)},
+                env={**environment, "PYTHONPATH": os.pathsep.join(sys.path)},
                 stdin=theirs.fileno(),
             )
 
@@ -42,6 +44,11 @@ class ForkServer:
         with self._one_request:  # tests have threads that start processes
             socket.send_fds(self._channel, [json.dumps(request).encode()], streams)
             return int(json.loads(self._channel.recv(_ANSWER_BYTES)))
+
+    def close(self) -> None:
+        """End it, and all that it has forked."""
+        self._channel.close()
+        stop_all([self._child])
 
 
 class _Process:
@@ -88,7 +95,7 @@ class Forked(Child):
         self._pidfd = os.pidfd_open(self.pid)
 
 
-_servers: dict[int, ForkServer] = {}
+_servers: list[ForkServer] = []
 
 
 def start_module(
@@ -121,13 +128,15 @@ def start_module(
 
 
 def _server_for(environment: Mapping[str, str]) -> ForkServer | None:
-    """The fork server of this process, unless libraries would find other variables in it."""
-    server = _servers.get(os.getpid())
-    if server is None:
-        server = _servers[os.getpid()] = ForkServer(environment)
-    return server if server.environment == _of_libraries(environment) else None
-
-
-def _of_libraries(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that libraries may read as they are imported."""
-    return {k: v for k, v in environment.items() if not k.startswith(_READ_LATER)}
+    """The fork server in which libraries found these variables, unless there are enough others."""
+    fitting = {k: v for k, v in environment.items() if not k.startswith(_READ_LATER)}
+    for server in _servers:
+        if server.environment == fitting:
+            return server
+    # A child dies with the thread that started it. With more than one of OpenMP, torch has threads
+    # once it is imported, and these would not survive a fork.
+    lasts = threading.current_thread() is threading.main_thread()
+    if len(_servers) == _MOST_SERVERS or not lasts or fitting.get("OMP_NUM_THREADS") != "1":
+        return None
+    _servers.append(ForkServer(fitting))
+    return _servers[-1]
