@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -13,16 +11,17 @@ from pathlib import Path
 import httpx
 import pytest
 
+from allfold.cli._processes import Child, stop_all
 from allfold_orchestrator.store.redis_client import connect
 from allfold_orchestrator.store.store import Store
 from benchmarks.redis_server import RedisServer
 from tests.orchestrator.fake_agent import SECONDS, FakeAgent, Replica, agents, replica
 from tests.orchestrator.stopping_replica import STEPS
+from tests.support.processes.forked import start_module
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis, pytest.mark.slow]
 
-ROOT = Path(__file__).parents[2]
 START_SECONDS = 40.0
 # A link is not taken for dead while its replica is frozen.
 PATIENT = {"ALLFOLD_LEASE_SECONDS": "120", "ALLFOLD_HEARTBEAT_SECONDS": "30"}
@@ -32,7 +31,7 @@ EVICTED, GROUPS, ANNOUNCED = STEPS
 class StoppingReplica:
     """An orchestrator in a process of its own, which stops itself before one step."""
 
-    def __init__(self, process: subprocess.Popen[bytes], address: str, log: Path) -> None:
+    def __init__(self, process: Child, address: str, log: Path) -> None:
         self.address = address
         self.http = httpx.AsyncClient(base_url=f"http://{address}", timeout=SECONDS)
         self._process = process
@@ -48,7 +47,7 @@ class StoppingReplica:
         return self._log.read_text()
 
     def go_on(self) -> None:
-        self._process.send_signal(signal.SIGCONT)
+        self._process.signal(signal.SIGCONT)
 
 
 @asynccontextmanager
@@ -57,19 +56,17 @@ async def stopping_replica(
 ) -> AsyncIterator[StoppingReplica]:
     log, ready = folder / "log", folder / "ready"
     options = ["--listen", "127.0.0.1:0", "--redis-url", redis_url, "--ready-file", str(ready)]
-    command = [sys.executable, "-m", "tests.orchestrator.stopping_replica", before, *options]
+    command = ["tests.orchestrator.stopping_replica", before, *options]
     with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, cwd=ROOT, env={**os.environ, **PATIENT}, stdout=output, stderr=output
-        )
+        environment = {**os.environ, **PATIENT, "OMP_NUM_THREADS": "1"}
+        process = start_module("replica", command, environment, output=output.fileno())
     try:
         await until(ready.exists, "it listens", START_SECONDS)
         served = StoppingReplica(process, ready.read_text().strip(), log)
         yield served
         await served.http.aclose()
     finally:
-        process.kill()
-        process.wait()
+        stop_all([process], grace=0.0)
 
 
 @asynccontextmanager

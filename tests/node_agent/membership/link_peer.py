@@ -9,7 +9,8 @@ Another line has it say what it sees; it ends with its standard input.
 from __future__ import annotations
 
 import json
-import subprocess
+import os
+import signal
 import sys
 from contextlib import suppress
 from dataclasses import asdict
@@ -19,6 +20,7 @@ from typing import Any, Self
 from allfold_agent.membership.witness import Witness
 from allfold_core.survival.suspicion import Charge
 from tests.node_agent.membership.link_nodes import Node
+from tests.support.processes.forked import start_module
 
 
 class Charges:
@@ -66,22 +68,19 @@ def watched(node: Node, charges: Charges) -> Witness:
 
 
 class Peer:
-    """The process, as its parent sees it.
+    """The process, as its parent sees it."""
 
-    Args:
-        quiet: its log is not wanted.
-    """
-
-    def __init__(self, name: str, *, quiet: bool = False) -> None:
-        command = [sys.executable, "-m", __name__, name]
+    def __init__(self, name: str) -> None:
         self.name = name
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL if quiet else None,
-            text=True,
+        its_input, writes = os.pipe()
+        reads, its_output = os.pipe()
+        self._says, self._hears = os.fdopen(writes, "w"), os.fdopen(reads)
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self.process = start_module(
+            name, [__name__, name], environment, stdin=its_input, output=its_output, errors=2
         )
+        os.close(its_input)
+        os.close(its_output)
         self.address: str = self.hear()["address"]
 
     @property
@@ -90,8 +89,7 @@ class Peer:
 
     def hear(self) -> dict[str, Any]:
         """The next line."""
-        assert self.process.stdout is not None
-        news: dict[str, Any] = json.loads(self.process.stdout.readline())
+        news: dict[str, Any] = json.loads(self._hears.readline())
         return news
 
     def meet(self, addresses: dict[str, str]) -> None:
@@ -106,17 +104,21 @@ class Peer:
             charges.append(news)
         return charges, news
 
+    def kill(self) -> None:
+        self.process.signal(signal.SIGKILL)
+
     def _write(self, line: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(line + "\n")
-        self.process.stdin.flush()
+        self._says.write(line + "\n")
+        self._says.flush()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.communicate()
+        self.kill()
+        self.process.reap()
+        self._says.close()
+        self._hears.close()
 
 
 def main(name: str) -> None:

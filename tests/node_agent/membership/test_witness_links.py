@@ -54,7 +54,7 @@ def test_a_process_that_is_stopped_is_accused_of_silence_until_it_goes_on() -> N
 
 def test_a_process_that_is_killed_is_accused_of_refusing() -> None:
     with linked_with_a_process() as (_a, charges, b):
-        b.process.kill()
+        b.kill()
         await_charge(charges, ("b", "refused"))
 
 
@@ -62,7 +62,7 @@ def test_a_process_that_is_killed_while_it_is_stopped_is_accused_of_both() -> No
     with linked_with_a_process() as (_a, charges, b):
         os.kill(b.pid, signal.SIGSTOP)
         await_charge(charges, ("b", "silent"))
-        b.process.kill()
+        b.kill()
         wait_until(lambda: len(charges.made) == 2, "the second charge", SECONDS)
         assert charges.made[1] == ("b", "refused")
 

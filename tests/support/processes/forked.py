@@ -82,6 +82,7 @@ class Forked(Child):
         *,
         stdin: int,
         output: int,
+        errors: int | None = None,
     ) -> None:
         self.name = name
         request = {
@@ -89,7 +90,8 @@ class Forked(Child):
             "environment": dict(environment),
             "folder": str(Path.cwd()),
         }
-        process = _Process(server, server.ask(request, stdin, output, output))
+        errors = output if errors is None else errors
+        process = _Process(server, server.ask(request, stdin, output, errors))
         self._process = cast("subprocess.Popen[bytes]", process)
         self.stdout = self.stderr = None
         self._pidfd = os.pidfd_open(self.pid)
@@ -104,6 +106,7 @@ def start_module(
     environment: Mapping[str, str],
     *,
     output: int,
+    errors: int | None = None,
     stdin: int | None = None,
 ) -> Child:
     """Start ``python -m COMMAND`` as a child: a fork where that makes no difference.
@@ -112,17 +115,19 @@ def start_module(
         name: of the child.
         command: the module and its arguments.
         environment: all of it.
-        output: the descriptor of its standard output and errors.
+        output: the descriptor of its standard output.
+        errors: that of its standard errors; they go where its output goes without it.
         stdin: the descriptor of its standard input; nothing is there to read without it.
     """
     if (server := _server_for(environment)) is None:
         whole = [sys.executable, "-m", *command]
         given = subprocess.DEVNULL if stdin is None else stdin
-        return Child(name, whole, env=environment, stdin=given, stdout=output, stderr=output)
+        said = output if errors is None else errors
+        return Child(name, whole, env=environment, stdin=given, stdout=output, stderr=said)
     nothing = os.open(os.devnull, os.O_RDONLY)
     try:
         first = nothing if stdin is None else stdin
-        return Forked(server, name, command, environment, stdin=first, output=output)
+        return Forked(server, name, command, environment, stdin=first, output=output, errors=errors)
     finally:
         os.close(nothing)
 
