@@ -153,7 +153,10 @@ async def test_who_registers_without_saying_what_it_holds_loses_nothing(one: Rep
         await is_untouched(one)
 
 
-async def test_a_recall_costs_no_node_its_groups(one: Replica) -> None:
+async def test_a_recall_costs_no_node_its_groups(
+    one: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("allfold_orchestrator.links.control_links.LIFE_SECONDS", 0.05)
     async with AsyncExitStack() as stack:
         node = await stack.enter_async_context(linked_node(url(one)))
         await form(stack, node, one)

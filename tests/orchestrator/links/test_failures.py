@@ -260,9 +260,10 @@ async def test_a_record_that_redis_lost_is_rebuilt_from_what_agents_register(
 
 
 async def test_agents_that_registered_before_a_record_was_recalled_are_asked_once_more(
-    make_store: MakeStore,
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else they count as nodes that never came back."""
+    monkeypatch.setattr(control_links, "LIFE_SECONDS", 0.05)
     async with AsyncExitStack() as stack:
         served = [await stack.enter_async_context(replica(make_store())) for _ in range(2)]
         a, b = await agents(stack, served, "ab")

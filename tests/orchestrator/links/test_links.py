@@ -105,7 +105,7 @@ async def test_an_agent_that_has_missed_the_end_of_its_group_hears_of_it(
         await b.die()
         await a.hears("recall")
         await a.hears("registered", out=["train"])
-        await a.hears("beat", number=a.received("beat")[-1]["number"] + 10)
+        await a.hears("beat", number=a.received("beat")[-1]["number"] + 4)
         assert len(a.received("recall")) == 1, "it is asked once, although it still holds it"
 
 
