@@ -68,19 +68,24 @@ def watched(node: Node, charges: Charges) -> Witness:
 
 
 class Peer:
-    """The process, as its parent sees it."""
+    """The process, as its parent sees it.
 
-    def __init__(self, name: str) -> None:
+    Args:
+        quiet: its log is not wanted.
+    """
+
+    def __init__(self, name: str, *, quiet: bool = False) -> None:
         self.name = name
         its_input, writes = os.pipe()
         reads, its_output = os.pipe()
         self._says, self._hears = os.fdopen(writes, "w"), os.fdopen(reads)
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        errors = os.open(os.devnull, os.O_WRONLY) if quiet else os.dup(2)
         self.process = start_module(
-            name, [__name__, name], environment, stdin=its_input, output=its_output, errors=2
+            name, [__name__, name], environment, stdin=its_input, output=its_output, errors=errors
         )
-        os.close(its_input)
-        os.close(its_output)
+        for each in (its_input, its_output, errors):
+            os.close(each)
         self.address: str = self.hear()["address"]
 
     @property
