@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable
+from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -48,8 +49,10 @@ class Kernels:
             library: Any = torch.library.Library(  # type: ignore[no-untyped-call]
                 self._namespace, "IMPL"
             )
-            for name in self._names:
-                operator = getattr(getattr(torch.ops, self._namespace), name).default
+            packets = getattr(torch.ops, self._namespace)
+            # An older torch has fewer of them.
+            for name in filter(partial(hasattr, packets), self._names):
+                operator = getattr(packets, name).default
                 for device in _DEVICES:
                     others = torch.library.get_kernel(operator, device).call_boxed
                     kernel = self._extended(operator, others)
