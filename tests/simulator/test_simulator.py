@@ -21,6 +21,9 @@ MENDED = {
     30020: "a charge was dropped that was made while its node was ended in no group",
     3409: "a node opened a group again that it had closed, with ranks that had left",
     10054: "a second opening of the group was taken for the first one, and its ranks not woken",
+    106: "a node without ranks closed a group that went on, because another one was left out of it",
+    1436: "a node opened a group again that all ranks had left, before the others knew of that",
+    30081: "the leader had no rank, and closed the group when a node came that was once left out",
     20073: "terms that the store had lost were taken for later ones of the same number",
 }
 """Stories that once went wrong, by number, with what was wrong."""
