@@ -54,7 +54,7 @@ FAULTS = {
     "lost wish": Planted(
         "a wish to join that comes while a round gathers reports is dropped",
         ((round_leader, "LeaderMachine", ForgetsWishesWhileGathering),),
-        None,
+        23,
         close_joins,
     ),
     "early report": Planted(
