@@ -125,8 +125,14 @@ def draw(seed: int) -> Story:
 
 
 def stopped_leaders(number: int) -> Story:
-    """Return a story of leaders that are stopped in a round, and go on as others take over."""
+    """Return a story of leaders that are stopped in a round, and go on as others take over.
+
+    In those of even numbers others are stopped or cut off at the same time, and a leader may go on
+    before it is evicted.
+    """
     rng = random.Random(number)
+    is_mixed = number % 2 == 0
+    shortest = EVICTED_SECONDS - 0.3 * is_mixed
     nodes = rng.randint(4, 6)
     setup = Setup(
         nodes,
@@ -144,7 +150,11 @@ def stopped_leaders(number: int) -> Story:
         what = rng.choice(("kill rank", "kill rank", "join"))
         events.append(Event(at, what, (rng.randrange(1000),), 0.5 * rng.random()))
         seconds = at + round_trip * rng.random()
-        events.append(Event(seconds, "stop leader", (), EVICTED_SECONDS + 0.4 * rng.random()))
+        events.append(Event(seconds, "stop leader", (), shortest + 0.4 * rng.random()))
+        if is_mixed:
+            what = rng.choice(("stop agent", "cut link", "cut link one way"))
+            whom = (rng.randrange(1000), rng.randrange(1000))
+            events.append(Event(at + 0.4 * rng.random(), what, whom, 0.3 + 1.5 * rng.random()))
         at += 2.5 + rng.random()
     events.append(Event(at, "join", (1,)))  # until then the last one is stopped
     return Story(number, setup, tuple(sorted(events, key=lambda each: each.at)))

@@ -54,6 +54,15 @@ def test_no_story_of_kills_stops_partitions_and_losses_breaks_a_promise(first: i
     assert "nothing wrong" in said
 
 
+def test_no_story_of_stopped_leaders_breaks_a_promise() -> None:
+    assert "nothing wrong" in simulate("--leaders", "--first", "0", "--stories", "24")
+
+
+def test_a_node_that_goes_on_does_not_cost_another_one_its_place() -> None:
+    """The link between them was taken for dead by words that were under way."""
+    assert "nothing wrong" in simulate("--leaders", "--seed", "28")
+
+
 @pytest.mark.parametrize("seed", MENDED)
 def test_a_story_that_went_wrong_once_ends_well(seed: int) -> None:
     assert "nothing wrong" in simulate("--seed", str(seed))
