@@ -90,8 +90,9 @@ def test_the_notices_that_are_kept_are_bounded() -> None:
 
 def test_notices_of_a_group_that_is_over_take_no_places() -> None:
     registry, seen = Registry(), list[str]()
-    over = SimpleNamespace(name="over", opening=OPENING, has_no_ranks=True)
-    registry.open(replace(PLAN, group="over"), lambda: cast(Group, over))
+    plan = replace(PLAN, group="over")
+    over = SimpleNamespace(name="over", opening=OPENING, plan=plan, has_no_ranks=True)
+    registry.open(plan, lambda: cast(Group, over))
     registry.remove(cast(Group, over))
     notices = EarlyNotices(registry)
     notices.apply("train", OPENING, lambda _: seen.append("lost"))

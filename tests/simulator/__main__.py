@@ -2,6 +2,7 @@
 
 python -m tests.simulator --seconds 3600
 python -m tests.simulator --seed 1234 --story
+python -m tests.simulator --leaders --first 1000 --stories 200
 python -m tests.simulator --fault "lost wish" --seconds 60
 """
 
@@ -16,7 +17,7 @@ from itertools import count, takewhile
 
 from tests.simulator.planted import FAULTS
 from tests.simulator.shrink import kept, shortest
-from tests.simulator.story import Story, draw
+from tests.simulator.story import Story, draw, stopped_leaders
 from tests.simulator.trial import HASHES, Change, Told, is_repeatable, tell, tell_all
 
 
@@ -28,7 +29,8 @@ def main() -> int:
     given = _parser().parse_args()
     planted = FAULTS[given.fault] if given.fault else None
     changes = planted.changes if planted else ()
-    stories = planted.draw if planted else draw
+    given.leaders |= planted is not None and planted.draw is stopped_leaders
+    stories = stopped_leaders if given.leaders else draw
     if given.seed is not None:
         story = stories(given.seed)
         if given.keep is not None:
@@ -45,6 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--first", type=int, default=0, help="the number of the first story")
     parser.add_argument("--stories", type=int, default=10**9, help="tell so many")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="for so long")
+    parser.add_argument("--leaders", action="store_true", help="stories of stopped leaders")
     parser.add_argument("--fault", choices=FAULTS, help="plant a fault")
     return parser
 
@@ -66,7 +69,8 @@ def _many(
             print("it is made shorter ...", flush=True)
             short = shortest(told, changes)
             _show(short, whole=True)
-            fault = f' --fault "{given.fault}"' if given.fault else ""
+            fault = " --leaders" if given.leaders else ""
+            fault += f' --fault "{given.fault}"' if given.fault else ""
             print(
                 f"\nagain: python -m tests.simulator --seed {told.story.seed} "
                 f"--keep {kept(short, told.story) or ','} --story{fault}"

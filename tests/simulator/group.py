@@ -38,7 +38,6 @@ from allfold_core.survival.instructions import (
 from allfold_core.survival.plans import first_epoch, first_record, policy_of
 from allfold_core.survival.records import NO_EPOCH, Stamp
 from allfold_core.survival.reports import Call, Doubt, OpState, Reason
-from allfold_core.wire.peer_link import GroupMessage, LinkMessageType
 
 if TYPE_CHECKING:
     from tests.simulator.agent import Agent
@@ -90,7 +89,7 @@ class SimulatedGroup(AgreeingGroup):
         self.table = OpTable()
         self.deferred = set()
         self.evicted = None
-        self._has_joined_in_vain = False
+        self._is_over_elsewhere = False
         self.record = first_record(plan) if joins is None else joins
         self._resources = cast(Any, SimpleNamespace(reactor=agent.reactor))
         self._neighbours = cast(Any, agent)
@@ -216,15 +215,6 @@ class SimulatedGroup(AgreeingGroup):
     def learn_floor(self, floor: int) -> None:
         if self.evicted is None and floor > self.agreement.machine.floor:
             self.event(partial(self.agreement.learn_floor, floor))
-
-    def receive(self, node: str, message: GroupMessage) -> None:
-        if message.type is LinkMessageType.CLOSED:
-            if codec.unpack_closed(message.body):
-                self.event(self.give_up_joining)
-            if self.is_empty:
-                self._neighbours.group_over(self)
-        else:
-            super().receive(node, message)
 
     def take_frame(self, node: str, seq: int, stamp: Stamp) -> None:
         """A node's part of an attempt has come on its edge."""

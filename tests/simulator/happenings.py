@@ -29,6 +29,7 @@ class Happenings:
             "kill agent": self._kill_agent,
             "kill rank": self._kill_rank,
             "stop agent": self._stop_agent,
+            "stop leader": self._stop_leader,
             "stop rank": self._stop_rank,
             "cut link": self._cut_link,
             "cut link one way": self._cut_one_way,
@@ -127,6 +128,13 @@ class Happenings:
     def _stop_agent(self, event: Event) -> None:
         agent = _pick([each for each in self._agents() if each.process.runs], event.whom[0])
         if agent is not None and self._has_others([agent]):
+            self._stop(event, agent.process)
+
+    def _stop_leader(self, event: Event) -> None:
+        groups = [r.group for r in self._world.members() if r.agent and r.agent.process.runs]
+        leaders = [each.agreement.term.leader for each in groups if each is not None]
+        agent = self._world.agents[leaders[0]] if leaders else None
+        if agent is not None and agent.process.runs and self._has_others([agent]):
             self._stop(event, agent.process)
 
     def _stop_rank(self, event: Event) -> None:

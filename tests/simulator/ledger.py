@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 Outcome = tuple[str, Any, int]
 Life = tuple[str, int]
 """A node, and the number of the term that has let it in."""
+Opening = tuple[int, int]
+"""The number of a group's opening, and the generation of the store that has opened it."""
 
 
 TROUBLE_SECONDS = 15.0
@@ -49,7 +51,8 @@ class Ledger:
         self._world = world
         self._told: defaultdict[Op, dict[str, tuple[Rank, Agent, Outcome]]] = defaultdict(dict)
         self._record: Mapping[str, Any] = {}
-        self._decided: dict[tuple[int, int, frozenset[Life]], None] = {}  # in the order of writes
+        # In the order of writes.
+        self._decided: dict[tuple[Opening, int, frozenset[Life]], None] = {}
 
     def check_quiet(self) -> None:
         """Check P3: as long as nothing is lost, ops need no message but closing signals."""
@@ -64,7 +67,8 @@ class Ledger:
             record = json.loads(fields["term"])
             term = record["term"]
             lives = frozenset(zip(term["voters"], term["joined"], strict=True))
-            self._decided.setdefault((record["epoch"], term["number"], lives))
+            opening = record["epoch"], record["plan"]["generation"]
+            self._decided.setdefault((opening, term["number"], lives))
             self._check_evictions(record)
 
     def _check_evictions(self, record: Mapping[str, Any]) -> None:
@@ -90,12 +94,12 @@ class Ledger:
             for rank in self._world.ranks_on(agent)
         )
 
-    def is_excluded(self, opening: int, life: Life) -> bool:
+    def is_excluded(self, opening: Opening, life: Life) -> bool:
         """Return True if a term was decided that leaves a life of a node out of a group.
 
         It was so after the life came: a term that the store has lost may have had the same number.
         """
-        terms = [(made, lives) for epoch, made, lives in self._decided if epoch == opening]
+        terms = [(made, lives) for each, made, lives in self._decided if each == opening]
         since = next((at for at, (_, lives) in enumerate(terms) if life in lives), 0)
         return any(made >= life[1] and life not in lives for made, lives in terms[since:])
 
@@ -108,7 +112,8 @@ class Ledger:
             return False
         joined = dict(zip(group.agreement.term.voters, group.agreement.term.joined, strict=True))
         life = (agent.node, joined.get(agent.node, -1))
-        return not self.is_excluded(group.opening, life)
+        opening = group.opening, group.plan.generation
+        return not self.is_excluded(opening, life)
 
     # Ops
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from allfold_agent.groups import agreement, round_leader
+from allfold_core.survival import codec
 from allfold_core.survival.agent_machine import AgentMachine
 from allfold_core.survival.reports import Install
+from allfold_core.wire.peer_link import LinkMessageType
 from tests.core.survival.mutants import (
     ClaimsWhileFrozen,
     ForgetsWishesWhileGathering,
@@ -15,7 +18,7 @@ from tests.core.survival.mutants import (
     nothing,
 )
 from tests.simulator.store import Pipeline
-from tests.simulator.story import Story, close_joins, draw
+from tests.simulator.story import Story, draw, stopped_leaders
 from tests.simulator.trial import Change
 
 
@@ -26,13 +29,13 @@ class Planted:
     Attributes:
         how: in words.
         changes: of the product that make it.
-        seed: of a story that finds it; ``None`` where none has done so yet.
+        seed: of a story that finds it.
         draw: of the stories that are searched.
     """
 
     how: str
     changes: tuple[Change, ...]
-    seed: int | None
+    seed: int
     draw: Callable[[int], Story] = draw
 
 
@@ -42,6 +45,23 @@ class ObeysOldLeaders(AgentMachine):
     def is_frozen_for(self, install: Install) -> bool:
         is_old = install.term < self.term.number
         return super().is_frozen_for(install) or (self.frozen and not self.out and is_old)
+
+
+REAL_RECEIVE = agreement.Agreement.receive
+
+
+def hears_who_is_left_out(
+    self: agreement.Agreement, node: str, kind: LinkMessageType, body: Mapping[str, Any]
+) -> None:
+    """A node takes decisions of one that its term leaves out.
+
+    Either rule alone keeps them away: what a leader has decided that is still in the term is in its
+    report, and counts as decided there, too.
+    """
+    if kind is LinkMessageType.INSTALL:
+        self.install(codec.unpack_install(body))
+    else:
+        REAL_RECEIVE(self, node, kind, body)
 
 
 async def watches_nothing(self: Pipeline, *_: str) -> None:
@@ -54,8 +74,7 @@ FAULTS = {
     "lost wish": Planted(
         "a wish to join that comes while a round gathers reports is dropped",
         ((round_leader, "LeaderMachine", ForgetsWishesWhileGathering),),
-        None,
-        close_joins,
+        0,
     ),
     "early report": Planted(
         "an op becomes held on a node that has reported, and waits for the decision",
@@ -64,8 +83,12 @@ FAULTS = {
     ),
     "stale leader": Planted(
         "the decision of an earlier term's leader is taken for that of the present one",
-        ((agreement, "AgentMachine", ObeysOldLeaders),),
-        None,
+        (
+            (agreement, "AgentMachine", ObeysOldLeaders),
+            (agreement.Agreement, "receive", hears_who_is_left_out),
+        ),
+        201,
+        stopped_leaders,
     ),
     "frozen claim": Planted(
         "a replica that was stopped writes what followed from what it had read before",

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tests.simulator.world import World
 
 AGAIN_SECONDS = 0.5
+JOIN_SECONDS = 300.0
 
 
 class Rank:
@@ -71,7 +72,7 @@ class Rank:
             "min_world": setup.min_world,
             "max_world": setup.max_world,
             "joins": "any",
-            "init_timeout": 60.0,
+            "init_timeout": JOIN_SECONDS,
         }
         self._world.network.post(self.process, agent.process, agent.join, self, request)
 

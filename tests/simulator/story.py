@@ -100,6 +100,8 @@ WEIGHTS = {
 }
 LONGEST_FAULT = 3.0
 ROUND_TRIP_SECONDS = 0.001
+EVICTED_SECONDS = 1.15
+"""A node that is stopped for so long may be evicted; somewhat later it is."""
 
 
 def draw(seed: int) -> Story:
@@ -122,10 +124,40 @@ def draw(seed: int) -> Story:
     return Story(seed, setup, tuple(events), _coda(rng, setup))
 
 
-def close_joins(number: int) -> Story:
-    """Return a story in which nothing happens but that two ranks join at the same time."""
-    setup = Setup(3, (0, 1, 2), 1, max_world=6, latency=40.0)
-    return Story(number, setup, coda=(Event(0.0, "join", (1,)), Event(0.0, "join", (2,))))
+def stopped_leaders(number: int) -> Story:
+    """Return a story of leaders that are stopped in a round, and go on as others take over.
+
+    In those of even numbers others are stopped or cut off at the same time, and a leader may go on
+    before it is evicted.
+    """
+    rng = random.Random(number)
+    is_mixed = number % 2 == 0
+    shortest = EVICTED_SECONDS - 0.3 * is_mixed
+    nodes = rng.randint(4, 6)
+    setup = Setup(
+        nodes,
+        tuple(sorted([*range(nodes), *(rng.randrange(nodes) for _ in range(3))])),
+        replicas=1,
+        max_world=2 * nodes + 6,
+        window=rng.choice((1, 2, 3)),
+        pace=rng.choice((0.02, 0.1)),
+        latency=40.0,
+        kinds=tuple(rng.choice(OP_KINDS) for _ in range(5)),
+    )
+    events, at = [], rng.random()
+    round_trip = ROUND_TRIP_SECONDS * setup.latency
+    for _ in range(rng.randint(1, 3)):
+        what = rng.choice(("kill rank", "kill rank", "join"))
+        events.append(Event(at, what, (rng.randrange(1000),), 0.5 * rng.random()))
+        seconds = at + round_trip * rng.random()
+        events.append(Event(seconds, "stop leader", (), shortest + 0.4 * rng.random()))
+        if is_mixed:
+            what = rng.choice(("stop agent", "cut link", "cut link one way"))
+            whom = (rng.randrange(1000), rng.randrange(1000))
+            events.append(Event(at + 0.4 * rng.random(), what, whom, 0.3 + 1.5 * rng.random()))
+        at += 2.5 + rng.random()
+    events.append(Event(at, "join", (1,)))  # until then the last one is stopped
+    return Story(number, setup, tuple(sorted(events, key=lambda each: each.at)))
 
 
 def _coda(rng: random.Random, setup: Setup) -> tuple[Event, ...]:

@@ -21,6 +21,9 @@ MENDED = {
     30020: "a charge was dropped that was made while its node was ended in no group",
     3409: "a node opened a group again that it had closed, with ranks that had left",
     10054: "a second opening of the group was taken for the first one, and its ranks not woken",
+    106: "a node without ranks closed a group that went on, because another one was left out of it",
+    1436: "a node opened a group again that all ranks had left, before the others knew of that",
+    30081: "the leader had no rank, and closed the group when a node came that was once left out",
     20073: "terms that the store had lost were taken for later ones of the same number",
 }
 """Stories that once went wrong, by number, with what was wrong."""
@@ -49,6 +52,15 @@ def simulate(*arguments: str) -> str:
 def test_no_story_of_kills_stops_partitions_and_losses_breaks_a_promise(first: int) -> None:
     said = simulate("--first", str(first), "--stories", str(STORIES_OF_A_CASE))
     assert "nothing wrong" in said
+
+
+def test_no_story_of_stopped_leaders_breaks_a_promise() -> None:
+    assert "nothing wrong" in simulate("--leaders", "--first", "0", "--stories", "24")
+
+
+def test_a_node_that_goes_on_does_not_cost_another_one_its_place() -> None:
+    """The link between them was taken for dead by words that were under way."""
+    assert "nothing wrong" in simulate("--leaders", "--seed", "28")
 
 
 @pytest.mark.parametrize("seed", MENDED)

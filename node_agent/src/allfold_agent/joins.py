@@ -104,8 +104,10 @@ class Joins:
         if self._registry.look_for(*opening, 0.0) is None and not self._registry.is_over(*opening):
             self._take_part(entry)
 
-    def _take_part(self, entry: Entry) -> Group:
+    def _take_part(self, entry: Entry) -> Group | None:
         group = self._registry.open(entry.plan, lambda: self._make(entry))
+        if group is None:
+            return None
         group.begin()
         self._opened(group)
         for session in {*self._gone}.intersection(entry.plan.sessions):
@@ -137,17 +139,18 @@ class Joins:
         """Return the way of a seated rank into its group; ``None`` if that is over before."""
         session = request["session"]
         try:
-            group = self._take_part(entry)
-            if session in entry.plan.sessions:
-                return Admission(group, group.epochs[0])
-            epoch = await _first_epoch(group, session, deadline, refusing())
+            group, epoch = self._take_part(entry), None
+            if group is not None:
+                if session in entry.plan.sessions:
+                    return Admission(group, group.epochs[0])
+                epoch = await _first_epoch(group, session, deadline, refusing())
         except BaseException as error:
             # The group counts on this rank, and will not have it.
             reason = "withdrawn" if isinstance(error, PeerMissing | NodeDraining) else "lost"
             await self._give_up_seat(request, reason)
             raise
-        if epoch is None:
-            ended = group.opening if group.has_no_ranks else 0
+        if group is None or epoch is None:
+            ended = entry.plan.epoch if group is None or group.has_no_ranks else 0
             await self._give_up_seat(request, "withdrawn", ended)
             return None
         return Admission(group, epoch)

@@ -91,6 +91,10 @@ class Late:
         self.groups.append(Running(entry.plan, self._waits_for))
         return cast("Group", self.groups[-1])
 
+    def restart_store(self) -> None:
+        """The store has lost everything, and counts openings from the beginning again."""
+        self._plan = replace(self._plan, generation=self._plan.generation + 1)
+
     def let_in(self) -> None:
         """The orchestrator announces the term that has let the node in."""
         self._joins.let_in(first_record(self._plan))
@@ -250,6 +254,27 @@ def test_the_orchestrator_hears_which_opening_all_others_have_left() -> None:
         await until(lambda: late.given_up, "it has given up its seat")
         assert late.ended == [PLAN.epoch]
         joining.cancel()
+
+    asyncio.run(run())
+
+
+def test_a_node_never_opens_a_group_again_that_all_ranks_have_left() -> None:
+    """It would be taken for one that remembers the ops, as its vote was never taken from it."""
+
+    async def run() -> None:
+        late = Late()
+        joining = late.join()
+        tell = await late.asks()
+        (over,) = late.groups
+        over.has_no_ranks = True
+        late.registry.remove(cast("Group", over))
+        await heard(tell, None)
+        await until(lambda: len(late.given_up) == 2, "it has got a seat there once more")
+        assert late.ended == [PLAN.epoch, PLAN.epoch]
+        assert late.groups == [over]
+        late.restart_store()
+        await heard(await late.asks(1), EPOCH)
+        assert (await joining).group is cast("Group", late.groups[1])
 
     asyncio.run(run())
 

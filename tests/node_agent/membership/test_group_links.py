@@ -51,6 +51,7 @@ class Links:
 
     def open(self) -> Group:
         group = self.registry.open(self._group.plan, lambda: self._group)
+        assert group is not None
         self.notices.opened(group)
         return group
 
@@ -294,6 +295,36 @@ def test_a_rank_that_is_to_join_hears_that_all_others_have_left(local: LocalGrou
     assert told == [None, None]
 
 
+def test_a_node_without_ranks_stays_in_a_group_that_another_one_was_left_out_of(
+    local: LocalGroups,
+) -> None:
+    """A rank may be about to join here, and the others wait for what this node reports."""
+    local.lose(1)
+    local.groups[1].receive("node0", closed())
+    assert local.notes.over == []
+    assert not local.groups[1].has_no_ranks
+
+
+def test_a_rank_that_joins_where_the_last_one_has_left_hears_that_all_others_have(
+    local: LocalGroups,
+) -> None:
+    group, told = local.groups[1], list[Epoch | None]()
+    local.lose(1)
+    group.join("a", told.append)
+    group.receive("node0", closed(all_left=True))
+    assert (told, group.has_no_ranks) == ([None], True)
+    assert local.notes.over == ["node1"]
+
+
+def test_a_node_with_a_rank_in_the_group_is_left_out_of_what_others_have_left(
+    local: LocalGroups,
+) -> None:
+    """It is the orchestrator that says so; the rank then hears why."""
+    local.groups[1].receive("node0", closed(all_left=True))
+    assert local.notes.over == []
+    assert not local.groups[1].has_no_ranks
+
+
 def test_a_message_for_a_group_that_is_over_is_answered(links: Links) -> None:
     links.registry.remove(links.open())
     links.links.on_message("node1", doubt())
@@ -315,7 +346,7 @@ def test_a_node_that_has_missed_the_last_decision_closes_the_group_like_the_othe
         rank.end("left the group")
     wait_until(lambda: local.notes.over == ["node0"], "the leader has decided")
     local.links.drop()
-    Links(local, node=1).links.on_message("node0", closed())
+    Links(local, node=1).links.on_message("node0", closed(all_left=True))
     assert local.notes.over == ["node0", "node1"]
 
 

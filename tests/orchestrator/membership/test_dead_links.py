@@ -113,6 +113,39 @@ def test_no_link_of_a_node_is_dead_while_a_sign_of_its_life_is_waited_for() -> N
     assert decided(jury, 1.4 + AFTER) == {"b"}
 
 
+def test_a_link_is_not_dead_because_its_end_was_stopped_until_just_now() -> None:
+    """What the accuser says of the time before was under way when the other end went on."""
+    jury = Jury()
+    silent(jury, 1.0, A, B)
+    jury.answered(2.0, B, 0.0)
+    jury.told(2.01, A, {B: 1.5})
+    assert not jury.is_due(2.01)
+    assert decided(jury, 2.01) == set()
+    jury.told(2.2, A, {B: 0.1})
+    assert jury.is_idle
+
+
+def test_a_link_is_dead_that_lets_nothing_pass_after_its_end_has_gone_on() -> None:
+    jury = Jury()
+    silent(jury, 1.0, A, B)
+    jury.answered(2.0, B, 0.0)
+    jury.told(2.01, A, {B: 1.5})
+    jury.answered(2.4, B, 0.0)
+    jury.told(2.0 + AFTER, A, {B: 2.1})
+    assert decided(jury, 2.0 + AFTER, "a") == {"b"}
+
+
+def test_what_a_member_reads_after_it_was_stopped_is_no_sign_of_anothers_life() -> None:
+    jury = Jury()
+    silent(jury, 1.0, A, B)
+    jury.told(1.3, C, {B: 0.1}, lag=1.2)  # C has read what B had sent before both were stopped
+    jury.answered(1.65, B, 0.0)
+    jury.told(1.67, A, {B: 1.5})
+    assert decided(jury, 1.67) == set()
+    jury.told(1.8, A, {B: 0.1})
+    assert jury.is_idle
+
+
 def test_a_node_that_died_just_before_it_was_accused_makes_no_link_dead() -> None:
     jury = Jury()
     silent(jury, 1.0, A, B)
@@ -150,6 +183,7 @@ def test_links_that_died_together_are_judged_together() -> None:
 def test_a_link_that_makes_no_difference_is_not_waited_for() -> None:
     jury = Jury()
     silent(jury, 0.0, A, B)
+    jury.answered(0.1, B, 0.0)
     silent(jury, 0.4, C, B)
     jury.answered(0.41, B, 0.0)
     jury.told(AFTER, A, {B: 2.0})

@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 from allfold_orchestrator.membership import jury as module
 from allfold_orchestrator.membership.cases import Case as JuryCase
+from allfold_orchestrator.membership.cases import SilentLink
 from allfold_orchestrator.membership.cover import Link, smallest_cover
 from allfold_orchestrator.membership.evidence import Evidence
 from allfold_orchestrator.membership.jury import Instruction, Jury
@@ -55,25 +56,33 @@ def all_ends(links: Collection[Link], *_: object) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Case:
-    """A mutant of the jury, and the trial that catches it: breadth-first, or by walks of a seed."""
+    """A mutant of the jury, and the trial that catches it: breadth-first, or by walks of a seed.
+
+    ``also`` is another change, where two rules have the same effect.
+    """
 
     trial: str
     target: object
     name: str
     instead: object
     seed: int = 0
+    also: tuple[object, str, object] | None = None
 
     def search(self, most: int) -> Found:
         """Search the trial with this mutant."""
         with ExitStack() as stack:
-            stack.enter_context(patch.object(self.target, self.name, self.instead))
+            for change in ((self.target, self.name, self.instead), self.also):
+                if change is not None:
+                    stack.enter_context(patch.object(*change))
             game = game_of(BY_NAME[self.trial])
             return walk_game(game, most, self.seed) if self.seed else explore_game(game, most)
 
 
 CASES = {
     "signs of life count for nothing": Case("a dead link", Jury, "_sign_of_life", nothing),
-    "nobody is waited for": Case("false accusations", Jury, "_confirm", at_once),
+    "nobody is waited for": Case(
+        "a dead link", Jury, "_confirm", at_once, also=(SilentLink, "listen_again", nothing)
+    ),
     "a refusal of one whom nobody has reached is proof": Case(
         "no way to the orchestrator, and a firewall", Jury, "_proof", whether_reached_or_not
     ),

@@ -21,6 +21,7 @@ def copy_of(jury: Jury) -> Jury:
     other._evidence = evidence
     evidence._reached = set(evidence._reached)
     evidence._prompt, evidence._told = dict(evidence._prompt), dict(evidence._told)
+    evidence._answered, evidence._late = dict(evidence._answered), dict(evidence._late)
     evidence._heard = {each: dict(heard) for each, heard in evidence._heard.items()}
     return other
 
@@ -48,7 +49,8 @@ def key_of(jury: Jury, now: float) -> object:
     return (
         frozenset((each, facts(case)) for each, case in jury._cases.items()),
         frozenset((p, ago(k.begun), ago(k.until), k.is_asked) for p, k in jury._links.items()),
-        (ages(evidence._prompt), ages(evidence._told)),
+        (ages(evidence._answered), ages(evidence._prompt), ages(evidence._told)),
+        frozenset(evidence._late.items()),
         frozenset((each, ages(heard)) for each, heard in evidence._heard.items()),
         frozenset((each, g.patience, g.before, ago(g.since)) for each, g in jury._extended.items()),
     )

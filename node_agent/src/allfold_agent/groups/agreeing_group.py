@@ -95,7 +95,7 @@ class AgreeingGroup(OpAttempts):
         self.results = Results(self.table, resources.retention)
         self.deferred: set[tuple[str, int]] = set()
         self.evicted: PeerLost | None = None
-        self._has_joined_in_vain = False
+        self._is_over_elsewhere = False
         self.record: Mapping[str, Any] = first_record(plan) if joins is None else joins
         self._resources = resources
         self._neighbours = neighbours
@@ -214,7 +214,20 @@ class AgreeingGroup(OpAttempts):
 
     def receive(self, node: str, message: GroupMessage) -> None:
         """Take in a message of another node; ``FrameError`` where it is none."""
-        self._tell(partial(self.agreement.receive, node, message.type, message.body))
+        if message.type is LinkMessageType.CLOSED:
+            self._closed_elsewhere(node, all_left=codec.unpack_closed(message.body))
+        else:
+            self._tell(partial(self.agreement.receive, node, message.type, message.body))
+
+    def _closed_elsewhere(self, node: str, *, all_left: bool) -> None:
+        """The group is over on another node.
+
+        A node that was left out says nothing about the others: they may go on with this one, even
+        if it has no rank at the moment. The orchestrator tells this node if it is left out, too.
+        """
+        log.info("group '%s' is over on node %s", self.name, node)
+        if all_left:
+            self.event(self._end_without_ranks)
 
     def link_up(self, node: str) -> None:
         """Send a node what it may have missed, as its link is up."""
@@ -312,19 +325,23 @@ class AgreeingGroup(OpAttempts):
     def has_no_ranks(self) -> bool:
         """True once the nodes have agreed that no rank is in the group any more."""
         epoch = self.agreement.machine.epoch
-        return self._has_joined_in_vain or (epoch is not NO_EPOCH and not epoch.seats)
+        return self._is_over_elsewhere or (epoch is not NO_EPOCH and not epoch.seats)
 
-    def give_up_joining(self) -> None:
-        """Give up joining, because all ranks have left before this node was in any epoch.
+    def _end_without_ranks(self) -> None:
+        """End the group, because all ranks have left it: this node has missed that decision.
 
-        With the lock held."""
-        if self.agreement.machine.epoch is not NO_EPOCH or self._has_joined_in_vain:
-            return
-        self._has_joined_in_vain = True
+        Ranks that are to join ask for another one. With the lock held.
+        """
+        machine = self.agreement.machine
+        living = machine.epoch.sessions_on(self.node) - machine.dead.keys()
+        if living or self.evicted is not None or self.has_no_ranks:
+            return  # where ranks of this node are in it, it is left out, and is to hear of that
+        self._is_over_elsewhere = True
         self._settle_joins()
         for node in self.agreement.term.voters:  # others may wait for this one's reports
             if node != self.node:
                 self.send(node, LinkMessageType.CLOSED, codec.pack_closed(all_left=True))
+        self._events.add_due(partial(self._neighbours.group_over, self))
 
     def rank_ended(self, session: str, how: str, *, withdraws: bool = False) -> None:
         """Remove a local rank that is dead or has left; ``how`` is a phrase to follow its name.

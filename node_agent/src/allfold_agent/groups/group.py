@@ -306,8 +306,6 @@ class Group(AgreeingGroup):
             self.link_watch.note(node, codec.unpack_rates(message.body))
         elif message.type is LinkMessageType.OBSERVED:
             self.on_observed(node, message.body)
-        elif message.type is LinkMessageType.CLOSED:
-            self.closed_elsewhere(node, all_left=codec.unpack_closed(message.body))
         else:
             super().receive(node, message)
 
@@ -449,17 +447,6 @@ class Group(AgreeingGroup):
     def _digest(self, op: Op, giver: str, taker: str) -> int:
         plan = self.epoch_table.of(op.stamp).plan
         return op.digest(plan.ranks_on(giver), plan.ranks_on(taker))
-
-    def closed_elsewhere(self, node: str, *, all_left: bool) -> None:
-        """The group is over on another node, so the nodes can no longer agree on anything.
-
-        Either all ranks have left and this node has missed that decision, or the node is left out.
-        """
-        log.info("group '%s' is over on node %s", self.name, node)
-        if all_left:
-            self.event(self.give_up_joining)
-        if self.is_empty:
-            self._neighbours.group_over(self)
 
     def learn_floor(self, floor: int) -> None:
         """Every op up to this one is final on all nodes."""

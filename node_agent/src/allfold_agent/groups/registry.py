@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import monotonic
+from typing import NamedTuple
 
 from allfold_agent.groups.agreeing_group import AgreeingGroup
 from allfold_agent.groups.group import Group
@@ -16,6 +17,18 @@ PLAN_LAG_SECONDS = 4.0
 _CLOSED_KEPT = 1024
 
 
+class _End(NamedTuple):
+    """How an opening ended on this node.
+
+    Attributes:
+        had_no_ranks: all ranks had left, on all nodes; else this node was left out.
+        generation: of the store that had opened it. One that has lost everything may count anew.
+    """
+
+    had_no_ranks: bool
+    generation: int
+
+
 class Registry:
     """Open groups by name; remembers which openings are over.
 
@@ -26,14 +39,18 @@ class Registry:
     def __init__(self) -> None:
         self._changed = make_condition("registry")
         self._groups: dict[str, list[Group]] = {}
-        self._over: dict[tuple[str, int], bool] = {}  # True: no rank was left
+        self._over: dict[tuple[str, int], _End] = {}
 
-    def open(self, plan: Plan, make: Callable[[], Group]) -> Group:
+    def open(self, plan: Plan, make: Callable[[], Group]) -> Group | None:
         """Return the group that a plan opens; the first caller makes it.
 
-        A node that has left a group may join it again: then there is another one.
+        A node that was left out of a group may join it again: then there is another one. A group
+        that all ranks have left is over for good (``None``), also where other nodes, or the
+        orchestrator, do not know yet: they would take this node for one that remembers its ops.
         """
         with self._changed:
+            if self._over.get((plan.group, plan.epoch)) == _End(True, plan.generation):
+                return None
             group = self._opened_as(plan.group, plan.epoch)
             if group is None or group.evicted is not None:
                 group = make()
@@ -83,7 +100,8 @@ class Registry:
     def had_no_ranks(self, name: str, opening: int) -> bool:
         """Return True if a group is over here because all of its ranks had left, on all nodes."""
         with self._changed:
-            return self._over.get((name, opening), False)
+            end = self._over.get((name, opening))
+            return end is not None and end.had_no_ranks
 
     def remove(self, group: AgreeingGroup) -> bool:
         """Forget a group that is over; return False if that was done before."""
@@ -101,7 +119,8 @@ class Registry:
     def _remember_end(self, group: AgreeingGroup) -> None:
         if self._opened_as(group.name, group.opening) is not None:
             return  # this node is in it again
-        self._over[group.name, group.opening] = group.has_no_ranks
+        end = _End(group.has_no_ranks, group.plan.generation)
+        self._over[group.name, group.opening] = end
         while len(self._over) > _CLOSED_KEPT:
             del self._over[next(iter(self._over))]
 

@@ -199,7 +199,7 @@ class ControlLinks:
     async def _beat(self, link: Link, beat: messages.Beat) -> None:
         heard = self._terms.named_beside(link.life, beat.heard)
         ages = {life: beat.heard[life[0]] for life in heard}
-        self._runner.execute(self._runner.jury.told(monotonic(), link.life, ages))
+        self._runner.execute(self._runner.jury.told(monotonic(), link.life, ages, beat.lag))
         if await self._extend_lease(link.life, beat):
             link.send(messages.beat(beat.number))
             held = [(each.group, each.epoch) for each in beat.progress]

@@ -10,6 +10,8 @@ from allfold_orchestrator.membership.group_state import Life
 
 ASK_AHEAD_SECONDS = 0.15
 """An accuser is asked so long before its charge is decided: it pings once more, and answers."""
+HEAR_SECONDS = 0.3
+"""A node that has just gone on is heard within this time: as many pings as make it silent."""
 
 
 class Charge(Enum):
@@ -62,10 +64,17 @@ class SilentLink(Open):
     """A link on which the accuser hears nothing.
 
     Attributes:
+        lag: how late the accuser is to read what others say.
         is_asked: the accuser was asked if it still hears nothing.
     """
 
+    lag: float = 0.0
     is_asked: bool = False
+
+    def listen_again(self, now: float) -> None:
+        """Let the accuser listen to the other end, which lives now; its word may be older."""
+        self.until = max(self.until, now + HEAR_SECONDS + self.lag)
+        self.is_asked = False
 
     @property
     def due(self) -> float:

@@ -26,6 +26,7 @@ class Evidence:
         self._prompt: dict[Life, float] = {}  # when it answered without delay
         self._told: dict[Life, float] = {}  # when it said whom it hears
         self._heard: dict[Life, dict[Life, float]] = {}  # when it heard each of them
+        self._late: dict[Life, float] = {}  # how late it was to read
 
     @property
     def lives(self) -> set[Life]:
@@ -51,15 +52,22 @@ class Evidence:
         self._answered.pop(life, None)
         self._prompt.pop(life, None)
 
-    def told(self, now: float, member: Life, ages: Mapping[Life, float]) -> dict[Life, float]:
-        """Note how long ago a member heard the others; return when that was."""
-        self._told[member] = now
+    def told(
+        self, now: float, member: Life, ages: Mapping[Life, float], lag: float
+    ) -> dict[Life, float]:
+        """Note how long ago a member heard the others; return when that was.
+
+        Args:
+            lag: how late it is to read: a node that was stopped reads then what others have said
+                long before.
+        """
+        self._told[member], self._late[member] = now, lag
         self._heard[member] = heard = {life: now - age for life, age in ages.items()}
         return heard
 
     def forget(self, life: Life) -> None:
         """Drop all that was said by and of a life, but not that it was reached."""
-        for table in (self._answered, self._prompt, self._told, self._heard):
+        for table in (self._answered, self._prompt, self._told, self._heard, self._late):
             table.pop(life, None)
         for heard in self._heard.values():
             heard.pop(life, None)
@@ -99,4 +107,7 @@ class Evidence:
         return now - self._told.get(member, _NEVER) <= LATELY_SECONDS
 
     def _times_heard(self, life: Life) -> Iterator[float]:
-        return (heard[life] for heard in self._heard.values() if life in heard)
+        """When members have heard a node, at the earliest."""
+        for member, heard in self._heard.items():
+            if life in heard:
+                yield heard[life] - self._late[member]

@@ -111,7 +111,7 @@ class Jury:
             case.wait_for_life(until)
         case.charge(accuser, charge)
         if charge is not Charge.STUCK:
-            self._links.setdefault((accuser, life), SilentLink(now, until))
+            self._links.setdefault((accuser, life), SilentLink(now, until, lag))
         return self._proof(life, case) or [Probe(life, self._others(life, accuser, members))]
 
     def withdrawn(self, accuser: Life, life: Life, charge: Charge) -> None:
@@ -176,15 +176,17 @@ class Jury:
             case.link_ended = False
         return self._sign_of_life(now, life)
 
-    def told(self, now: float, member: Life, ages: Mapping[Life, float]) -> list[Instruction]:
-        """A member says how long ago it heard each of the others."""
+    def told(
+        self, now: float, member: Life, ages: Mapping[Life, float], lag: float = 0.0
+    ) -> list[Instruction]:
+        """A member says how long ago it heard each of the others; ``lag``: how late it reads."""
         instructions: list[Instruction] = []
-        for life, at in self._evidence.told(now, member, ages).items():
+        for life, at in self._evidence.told(now, member, ages, lag).items():
             link = self._links.get((member, life))
             if link is not None and at > link.begun:
                 del self._links[member, life]
             case = self._cases.get(life)
-            if case is not None and at > case.begun:
+            if case is not None and at - lag > case.begun:
                 instructions += self._sign_of_life(now, life)
         return instructions
 
@@ -369,7 +371,10 @@ class Jury:
         return self.gone(life, "refuses connections of the orchestrator and of others")
 
     def _sign_of_life(self, now: float, life: Life) -> list[Instruction]:
-        """Drop what it disproves, and let those accusers be more patient with the node."""
+        """Drop what it disproves, and let those accusers be more patient with the node.
+
+        A link that was silent because its end did not run has to show from now on that it works.
+        """
         case = self._cases.get(life)
         if case is None:
             return []
@@ -378,6 +383,9 @@ class Jury:
             del self._cases[life]
         if not accusers:
             return []  # we have only looked for it, or it lives and is stuck
+        for accuser in accusers:
+            if (link := self._links.get((accuser, life))) is not None:
+                link.listen_again(now)
         extended = self._extended.get(life)
         if extended is None or not extended.is_new(now):
             before = self.patience(life, now)
