@@ -11,7 +11,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo check test test-all times chaos simulate fuzz coverage lint types docs docs-check site site-serve bench up down clean wheels lock version test-torch test-clients test-python
+.PHONY: help demo check test test-all times chaos simulate fuzz coverage collected lint types docs docs-check site site-serve bench up down clean wheels lock version test-torch test-clients test-python
 
 PYTHON ?= $(firstword $(foreach each,3.11 3.12 3.13 3.14 3,$(shell command -v python$(each))))
 OTHER_PYTHON ?= $(firstword $(foreach each,$(filter-out $(PYTHON),python3.14 python3.13 python3.12),$(call works,$(each))))
@@ -42,6 +42,9 @@ VERSIONED = $(PACKAGES:%=%/pyproject.toml) $(wildcard $(PACKAGES:%=%/src/*/__ini
 # mypy keeps one core busy.
 AT_ONCE := --no-print-directory --jobs 2 --output-sync=target
 
+# Without bytecode, each process of the tests would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 # The tiers, and what each runs beside the one before it: tests/support/tiers.py.
 PURE := tests/core tests/orchestrator/membership
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
@@ -49,7 +52,7 @@ TORCH ?= 2.14.1
 ifeq ($(origin TESTS),undefined)
 TESTS := tests
 GATE := -m "not pure and not long and not clients"
-PURE_TOO := coverage
+PURE_TOO := coverage collected
 endif
 
 help: ## show this list
@@ -59,7 +62,7 @@ demo: .venv/.installed ## train a network on 2 nodes x 2 ranks; the last line sa
 	@$(BIN)/allfold run --nodes 2 --nproc-per-node 2 --no-prefix examples/train_digits.py
 
 check: .venv/.installed-dev ## three minutes: style, types, made files, the core and membership
-	@$(MAKE) $(AT_ONCE) lint types docs-check coverage
+	@$(MAKE) $(AT_ONCE) lint types docs-check coverage collected
 
 test: .venv/.installed-dev ## the gate, twelve minutes: all that, and each promise once
 	@$(MAKE) $(AT_ONCE) lint types docs-check $(PURE_TOO)
@@ -84,6 +87,9 @@ fuzz: .venv/.installed-dev ## the fuzz tests with FUZZ_TIMES (50) times as many 
 coverage: .venv/.installed-dev ## show that tests run every branch of the core and of membership
 	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --hypothesis-seed=0 -m "not long" \
 	  --cov --cov-report=term:skip-covered $(PURE)
+
+collected: .venv/.installed-dev ## show that every test can be imported; later runs find them compiled
+	@$(BIN)/python -m pytest --collect-only -q tests > .venv/collected || { cat .venv/collected; false; }
 
 test-torch: .venv-torch-$(TORCH)/.installed ## run the torch tests on another torch, in an environment of its own
 	@.venv-torch-$(TORCH)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS) tests/torch_backend

@@ -35,7 +35,9 @@ def commands(target: str, *arguments: str) -> list[list[str]]:
         timeout=SECONDS,
         check=True,
     ).stdout.replace("\\\n", " ")
-    lines = [shlex.split(line) for line in made.splitlines() if " -m pytest " in line]
+    runs = [line for line in made.splitlines() if " -m pytest " in line]
+    # To collect is not to run.
+    lines = [shlex.split(line) for line in runs if "--collect-only" not in line]
     return [line[line.index("pytest") + 1 :] for line in lines]
 
 
