@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from itertools import count, takewhile
+from itertools import takewhile
 
 from tests.simulator.planted import FAULTS
 from tests.simulator.shrink import kept, shortest
@@ -44,6 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, help="tell this one story")
     parser.add_argument("--story", action="store_true", help="show everything that happens in it")
     parser.add_argument("--keep", help="the numbers of the events to keep, with commas")
+    parser.add_argument("--seeds", type=int, nargs="+", help="tell these, until one goes wrong")
     parser.add_argument("--first", type=int, default=0, help="the number of the first story")
     parser.add_argument("--stories", type=int, default=10**9, help="tell so many")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="for so long")
@@ -57,11 +58,10 @@ def _many(
 ) -> int:
     begun, used = time.monotonic(), time.process_time()
     until = begun + given.seconds
-    seeds = takewhile(lambda _: time.monotonic() < until, count(given.first))
+    numbers = given.seeds or range(given.first, given.first + given.stories)
+    seeds = takewhile(lambda _: time.monotonic() < until, numbers)
     kills = stories = 0
-    for told in tell_all(
-        takewhile(lambda n: n < given.first + given.stories, seeds), changes, stories_of
-    ):
+    for told in tell_all(seeds, changes, stories_of):
         kills += told.kills
         stories += 1
         if told.problem:
