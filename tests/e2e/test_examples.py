@@ -12,7 +12,6 @@ import pytest
 from tests.support.processes.cli import Commands, commands
 from tests.support.processes.fixtures import services_with
 from tests.support.processes.services import Services
-from tests.support.tiers import long
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SYNCHRONISATIONS = (
@@ -104,9 +103,11 @@ def test_the_quickstart_prints_the_mean_on_every_rank(allfold: Commands) -> None
     assert sorted(out.splitlines()) == [f"[{rank}] rank {rank} of 4: 1.5" for rank in range(4)]
 
 
+# In the gate, the containers of Compose run it.
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 60)
-@pytest.mark.parametrize(("nodes", "per_node"), [long(1, 1), (2, 2)])
+@pytest.mark.parametrize(("nodes", "per_node"), [(1, 1), (2, 2)])
 def test_training_ends_with_the_same_weights_everywhere(
     allfold: Commands, nodes: int, per_node: int
 ) -> None:
