@@ -10,6 +10,7 @@ from tests.cuda import loss_programs, programs
 from tests.cuda.conftest import machine
 from tests.support.fakes.fake_cuda import Settings
 from tests.support.processes.ranks import RankPool, failures
+from tests.support.tiers import long
 
 EVERYWHERE = (0, 0, 1, 1)
 CASES = [("float32", "sum"), ("float16", "mean"), ("int64", "max")]
@@ -73,7 +74,7 @@ def test_machines_with_and_without_gpus_are_in_one_group() -> None:
                 assert found == [[]] * 4
 
 
-@pytest.mark.parametrize("peers", ["all", "none"])
+@pytest.mark.parametrize("peers", ["all", long("none")])
 @pytest.mark.parametrize("nodes", [(0, 0), (0, 0, 0, 0), (0, 0, 1, 1)], ids=str)
 def test_ranks_on_several_gpus_are_in_one_group(
     several: dict[str, RankPool], peers: str, nodes: tuple[int, ...]

@@ -98,6 +98,7 @@ def run(allfold: Commands, *arguments: str | Path) -> tuple[int, str]:
     return status, command.out
 
 
+@pytest.mark.long
 def test_the_quickstart_prints_the_mean_on_every_rank(allfold: Commands) -> None:
     out = allfold.run("run", *shape(2, 2), EXAMPLES / "quickstart.py").out
     assert sorted(out.splitlines()) == [f"[{rank}] rank {rank} of 4: 1.5" for rank in range(4)]

@@ -13,6 +13,7 @@ import pytest
 
 from allfold_agent.__main__ import main
 from allfold_agent.settings import AgentSettings, variables
+from tests.support.tiers import long
 
 USAGE, FAILED = 2, 1
 
@@ -123,7 +124,7 @@ def started(*options: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(
     ("flag", "variable"),
-    [("--control", "ALLFOLD_AGENT_CONTROL_LISTEN"), ("--data", "ALLFOLD_AGENT_DATA_LISTEN")],
+    [("--control", "ALLFOLD_AGENT_CONTROL_LISTEN"), long("--data", "ALLFOLD_AGENT_DATA_LISTEN")],
 )
 def test_a_port_in_use_is_one_line_that_names_the_setting_and_the_status_of_a_failed_start(
     tmp_path: Path, flag: str, variable: str
@@ -157,7 +158,7 @@ def test_a_socket_of_another_agent_ends_the_start_with_a_line_that_names_the_set
 
 @pytest.mark.parametrize(
     ("option", "message"),
-    [("--socket", "cannot listen on"), ("--ready-file", "cannot write the ready file")],
+    [long("--socket", "cannot listen on"), ("--ready-file", "cannot write the ready file")],
 )
 def test_a_path_that_cannot_be_used_is_no_traceback(
     option: str, message: str, tmp_path: Path

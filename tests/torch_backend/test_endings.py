@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes.services import ROOT, Services
+from tests.support.tiers import long
 from tests.support.waiting import wait_until
 
 SECONDS = 90.0
@@ -51,7 +52,7 @@ def run(services: Services, folder: Path, *endings: str) -> list[subprocess.Comp
             1,
             "ended with an exception (RuntimeError: no such file)",
         ),
-        ("sys.exit(3)", 3, "exited"),
+        long("sys.exit(3)", 3, "exited"),
     ],
 )
 def test_the_others_are_told_how_a_rank_that_is_gone_has_ended(

@@ -89,8 +89,10 @@ except RuntimeError as error:
 
 @pytest.mark.parametrize(
     ("failure", "ends"),
-    [("os._exit(9)", 3), ("raise ValueError('out of luck')", 4)],
-    ids=["dies", "raises"],
+    [
+        pytest.param("os._exit(9)", 3, id="dies", marks=pytest.mark.long),
+        pytest.param("raise ValueError('out of luck')", 4, id="raises"),
+    ],
 )
 def test_a_failed_rank_ends_the_others_at_once(
     cli: Commands, services: Services, failure: str, ends: int

@@ -47,6 +47,7 @@ def printed(services: Services) -> list[str]:
         return command.out.splitlines()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_default_group_can_be_opened_again_at_once(printed: list[str]) -> None:
     """Torch's store lives on rank 0 and ends with the group: nobody may meet the others in it."""

@@ -10,6 +10,7 @@ import pytest
 
 from allfold.cli._processes import Child, stop_all, wait_for
 from tests.support.processes.services import ROOT, Services
+from tests.support.tiers import long
 
 SECONDS = 200.0
 
@@ -64,7 +65,7 @@ dist.destroy_process_group()
 
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 60)
-@pytest.mark.parametrize("dead", ["0", "1"])
+@pytest.mark.parametrize("dead", ["0", long("1")])
 def test_ranks_meet_after_one_died_before_the_group_was_open(
     services: Services, tmp_path: Path, dead: str
 ) -> None:
