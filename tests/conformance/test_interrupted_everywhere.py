@@ -25,8 +25,11 @@ SECONDS = 300.0
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("fresh", [False, True], ids=["again", "fresh"])
-@pytest.mark.parametrize("async_op", [False, True], ids=["waits", "async"])
+@pytest.mark.parametrize(
+    ("fresh", "async_op"),
+    [(False, False), (True, False), (False, True)],
+    ids=["again-waits", "fresh-waits", "again-async"],
+)
 def test_a_call_that_is_interrupted_at_any_line_leaves_the_group_usable(
     pool: RankPool, tmp_path: Path, shape: str, kind: str, size: str, fresh: bool, async_op: bool
 ) -> None:
