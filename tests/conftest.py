@@ -10,6 +10,7 @@ import pytest
 from allfold_agent.runtime import locks
 from tests.support import tiers
 from tests.support.budget import Budget, by_time
+from tests.support.processes import forked
 from tests.tiers import GATE
 
 
@@ -22,6 +23,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # of the process that gathers all reports
         config.pluginmanager.register(Budget(config))
+    forked.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import signal
@@ -28,6 +29,7 @@ class ForkServer:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.environment = environment
+        self.network = _network()
         self._one_request = threading.Lock()
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._channel.settimeout(_ANSWER_SECONDS)
@@ -98,6 +100,13 @@ class Forked(Child):
 
 
 _servers: list[ForkServer] = []
+_is_test = False
+
+
+def enable() -> None:
+    """Fork from now on. Benchmarks do not: they measure how long a process takes to start."""
+    global _is_test
+    _is_test = True
 
 
 def start_module(
@@ -134,9 +143,11 @@ def start_module(
 
 def _server_for(environment: Mapping[str, str]) -> ForkServer | None:
     """The fork server in which libraries found these variables, unless there are enough others."""
+    if not _is_test:
+        return None
     fitting = {k: v for k, v in environment.items() if not k.startswith(_READ_LATER)}
     for server in _servers:
-        if server.environment == fitting:
+        if server.environment == fitting and server.network == _network():
             return server
     # A child dies with the thread that started it. With more than one of OpenMP, torch has threads
     # once it is imported, and these would not survive a fork.
@@ -144,4 +155,10 @@ def _server_for(environment: Mapping[str, str]) -> ForkServer | None:
     if len(_servers) == _MOST_SERVERS or not lasts or fitting.get("OMP_NUM_THREADS") != "1":
         return None
     _servers.append(ForkServer(fitting))
+    atexit.register(_servers[-1].close)
     return _servers[-1]
+
+
+def _network() -> str:
+    """The namespace of this thread's network: it may have entered another one."""
+    return str(Path("/proc/thread-self/ns/net").readlink())
