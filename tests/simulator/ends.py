@@ -1,4 +1,4 @@
-"""What must hold of a whole world: all along, and when nothing is to happen any more."""
+"""Invariants of a whole world: all along, and once nothing is to happen any more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the product catches and logs: where it is an error of its own, a story fails by it."""
+"""Errors that the product catches and logs: one of its own makes a story fail."""
 
 from __future__ import annotations
 

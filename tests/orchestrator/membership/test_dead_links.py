@@ -114,7 +114,7 @@ def test_no_link_of_a_node_is_dead_while_a_sign_of_its_life_is_waited_for() -> N
 
 
 def test_a_link_is_not_dead_because_its_end_was_stopped_until_just_now() -> None:
-    """What the accuser says of the time before was under way when the other end went on."""
+    """The accuser's word about the time before was under way when the other end went on."""
     jury = Jury()
     silent(jury, 1.0, A, B)
     jury.answered(2.0, B, 0.0)

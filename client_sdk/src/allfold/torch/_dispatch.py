@@ -69,7 +69,7 @@ _ARGUMENTS: Mapping[str, Sequence[str]] = {
     "recv_any_source_": ("tag",),
 }
 _WITHOUT_OPTIONS = {"send", "recv_", "recv_any_source_"}
-# Otherwise (torch before 2.13) nothing sees the collectives.
+# Otherwise, in an older torch, nothing sees the collectives.
 _SERVED = frozenset(_METHODS.values() if ARE_POSSIBLE else ())
 
 

@@ -17,7 +17,7 @@ _DEVICES = ("CPU", "CUDA")
 
 Kernel = Callable[..., Any]
 
-# Without it (torch before 2.13), calls of other groups could not go on to torch's kernels.
+# Without it, in an older torch, calls of other groups could not go on to torch's kernels.
 ARE_POSSIBLE = hasattr(torch.library, "get_kernel")
 
 

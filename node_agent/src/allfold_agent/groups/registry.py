@@ -18,7 +18,7 @@ _CLOSED_KEPT = 1024
 
 
 class _End(NamedTuple):
-    """How an opening ended on this node.
+    """The end of an opening on this node.
 
     Attributes:
         had_no_ranks: all ranks had left, on all nodes; else this node was left out.

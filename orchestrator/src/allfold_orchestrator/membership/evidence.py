@@ -107,7 +107,7 @@ class Evidence:
         return now - self._told.get(member, _NEVER) <= LATELY_SECONDS
 
     def _times_heard(self, life: Life) -> Iterator[float]:
-        """When members have heard a node, at the earliest."""
+        """The earliest moments at which members can have heard a node."""
         for member, heard in self._heard.items():
             if life in heard:
                 yield heard[life] - self._late[member]
