@@ -65,7 +65,6 @@ def one_group(pool: RankPool, *, die: bool = False) -> None:
             results([job.start(rank, programs.calls, count=3, shape=[300_000]) for rank in left])
 
 
-@pytest.mark.long
 def test_agents_hold_after_many_groups_what_they_held_before(
     pool: RankPool, services: Services
 ) -> None:
