@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -123,15 +124,18 @@ def test_conjugated_tensors_are_what_they_stand_for() -> None:
 
 
 @pytest.mark.parametrize(
-    "tensor",
+    "made",
     [
-        torch.zeros(3).to_sparse(),
-        torch.zeros(3, device="meta"),
-        torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged),
+        lambda: torch.zeros(3).to_sparse(),
+        lambda: torch.zeros(3, device="meta"),
+        lambda: torch.nested.nested_tensor([torch.zeros(2)], layout=torch.jagged),
     ],
     ids=["sparse", "meta", "nested"],
 )
-def test_tensors_that_are_more_than_their_bytes_are_refused(tensor: torch.Tensor) -> None:
+def test_tensors_that_are_more_than_their_bytes_are_refused(
+    made: Callable[[], torch.Tensor],
+) -> None:
+    tensor = made()
     with pytest.raises(InvalidArgument, match=r"'t' cannot be part of a state: the tensor .* use "):
         allfold.State(t=tensor)
     with pytest.raises(InvalidArgument, match=r"state\['t'\]\[0\] is not a plain tensor"):

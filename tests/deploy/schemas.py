@@ -8,12 +8,10 @@ know, so what it keeps must be what it was given.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import kubernetes_validate  # type: ignore[import-untyped]
-from cloudcoil.models.cert_manager import v1 as cert_manager
-from cloudcoil.models.prometheus_operator import v1 as prometheus
-from kubeflow_trainer_api import models as trainer  # type: ignore[import-untyped]
 
 from tests.deploy.manifests import Object, pod_templates
 
@@ -30,18 +28,32 @@ def _by_kubeflow(model: Any) -> Callable[[Object], Object]:
     return lambda given: dict(model.from_dict(given).to_dict())
 
 
-MODELS: dict[tuple[str, str], Callable[[Object], Object]] = {
-    ("cert-manager.io/v1", "Certificate"): _by_cloudcoil(cert_manager.Certificate),
-    ("cert-manager.io/v1", "Issuer"): _by_cloudcoil(cert_manager.Issuer),
-    ("monitoring.coreos.com/v1", "PodMonitor"): _by_cloudcoil(prometheus.PodMonitor),
-    ("monitoring.coreos.com/v1", "PrometheusRule"): _by_cloudcoil(prometheus.PrometheusRule),
-    ("monitoring.coreos.com/v1", "ServiceMonitor"): _by_cloudcoil(prometheus.ServiceMonitor),
-    ("jobset.x-k8s.io/v1alpha2", "JobSet"): _by_kubeflow(trainer.JobsetV1alpha2JobSet),
-    ("trainer.kubeflow.org/v1alpha1", "ClusterTrainingRuntime"): _by_kubeflow(
-        trainer.TrainerV1alpha1ClusterTrainingRuntime
-    ),
-    ("trainer.kubeflow.org/v1alpha1", "TrainJob"): _by_kubeflow(trainer.TrainerV1alpha1TrainJob),
-}
+@cache
+def models() -> dict[tuple[str, str], Callable[[Object], Object]]:
+    """Return what reads an object of each kind that has a model.
+
+    Imported here alone: they take seconds, which each process that collects tests would spend.
+    """
+    from cloudcoil.models.cert_manager import v1 as cert_manager
+    from cloudcoil.models.prometheus_operator import v1 as prometheus
+    from kubeflow_trainer_api import models as trainer  # type: ignore[import-untyped]
+
+    return {
+        ("cert-manager.io/v1", "Certificate"): _by_cloudcoil(cert_manager.Certificate),
+        ("cert-manager.io/v1", "Issuer"): _by_cloudcoil(cert_manager.Issuer),
+        ("monitoring.coreos.com/v1", "PodMonitor"): _by_cloudcoil(prometheus.PodMonitor),
+        ("monitoring.coreos.com/v1", "PrometheusRule"): _by_cloudcoil(prometheus.PrometheusRule),
+        ("monitoring.coreos.com/v1", "ServiceMonitor"): _by_cloudcoil(prometheus.ServiceMonitor),
+        ("jobset.x-k8s.io/v1alpha2", "JobSet"): _by_kubeflow(trainer.JobsetV1alpha2JobSet),
+        ("trainer.kubeflow.org/v1alpha1", "ClusterTrainingRuntime"): _by_kubeflow(
+            trainer.TrainerV1alpha1ClusterTrainingRuntime
+        ),
+        ("trainer.kubeflow.org/v1alpha1", "TrainJob"): _by_kubeflow(
+            trainer.TrainerV1alpha1TrainJob
+        ),
+    }
+
+
 # Nobody publishes models of these in a Python package; what they have of Kubernetes is checked.
 WITHOUT_MODEL = {
     ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"),
@@ -61,11 +73,12 @@ def check(found: Object) -> None:
     Models know no more of a pod than its fields, so a kind of others has its pods checked apart.
     """
     kind = found["apiVersion"], found["kind"]
-    if kind not in MODELS and kind not in WITHOUT_MODEL:
+    model = models().get(kind)
+    if model is None and kind not in WITHOUT_MODEL:
         _check_built_in(found)
         return
-    if kind in MODELS:
-        unknown = list(lost_fields(found, MODELS[kind](found)))
+    if model is not None:
+        unknown = list(lost_fields(found, model(found)))
         if unknown:
             raise UnknownFields(f"{kind[1]} has no {', '.join(unknown)}")
     for template in pod_templates(found):
