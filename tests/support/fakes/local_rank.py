@@ -53,7 +53,8 @@ class LocalRank:
         self.rank = rank
         self.view = 0
         self.session = session_of(rank)
-        self._bytes = torch.zeros(_ROOM, dtype=torch.uint8)
+        # NumPy asks for zeros; torch would write them, thousands of times 32 MiB.
+        self._bytes = torch.from_numpy(np.zeros(_ROOM, dtype=np.uint8))
         self._free = 0
         self._places: dict[int, tuple[int, int]] = {}
         self._inputs: dict[int, tuple[int, int]] = {}
