@@ -195,6 +195,7 @@ def test_options_that_cannot_work_are_refused(
     assert says in capsys.readouterr().err
 
 
+@pytest.mark.long
 @pytest.mark.redis
 @pytest.mark.timeout(300)
 def test_a_reset_is_measured_and_the_results_are_written(tmp_path: Path) -> None:

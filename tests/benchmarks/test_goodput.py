@@ -68,6 +68,7 @@ def test_the_log_of_a_rank_that_was_killed_is_read_without_its_torn_line(tmp_pat
     assert read(tmp_path / "none") == []
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kill", [long("rank"), "agent"])
 def test_a_training_goes_on_through_a_kill_and_no_value_is_wrong(tmp_path: Path, kill: str) -> None:

@@ -46,6 +46,7 @@ for (const name of ["localStorage", "sessionStorage"]) {
 """
 
 
+@pytest.mark.long
 def test_a_browser_that_keeps_nothing_shows_the_dashboard_all_the_same(
     services: Services, open_page: OpenPage
 ) -> None:
@@ -57,6 +58,7 @@ def test_a_browser_that_keeps_nothing_shows_the_dashboard_all_the_same(
     expect(headline(page)).to_have_text("No node has registered yet.")
 
 
+@pytest.mark.long
 def test_the_token_is_kept_for_the_tab_and_forgotten_when_asked(
     services: Services, open_page: OpenPage
 ) -> None:
@@ -75,6 +77,7 @@ def test_an_empty_cluster_says_how_to_begin(services: Services, open_page: OpenP
     expect(section(page, "Nodes")).to_contain_text("No node has registered yet")
 
 
+@pytest.mark.long
 def test_it_works_under_a_path_of_a_reverse_proxy(services: Services, open_page: OpenPage) -> None:
     with reverse_proxy(services.orchestrator_url, "/allfold") as url:
         page = open_page(url, TOKEN)
@@ -85,6 +88,7 @@ def test_it_works_under_a_path_of_a_reverse_proxy(services: Services, open_page:
         page.close()
 
 
+@pytest.mark.long
 def test_where_events_are_blocked_it_asks_instead(services: Services, open_page: OpenPage) -> None:
     with reverse_proxy(services.orchestrator_url, "/x", events=False) as url:
         page = open_page(url, TOKEN)

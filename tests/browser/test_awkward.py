@@ -84,6 +84,7 @@ def test_names_and_sentences_are_text_whatever_is_in_them(
     assert "hit" not in page.title().partition("<")[0]
 
 
+@pytest.mark.long
 def test_a_very_long_name_does_not_widen_the_page(services: Services, open_page: OpenPage) -> None:
     name = "n" * 128
     page = open_page(services.orchestrator_url)
@@ -94,6 +95,7 @@ def test_a_very_long_name_does_not_widen_the_page(services: Services, open_page:
     assert width <= 400
 
 
+@pytest.mark.long
 def test_an_agent_that_does_not_answer_hides_nothing_else(
     services: Services, open_page: OpenPage
 ) -> None:

@@ -80,6 +80,7 @@ def test_nodes_on_a_network_are_fine_and_their_links_measured(nodes: Nodes) -> N
     assert len(report["links"]) == 2
 
 
+@pytest.mark.long
 def test_a_port_that_is_filtered_is_named_with_the_node(nodes: Nodes) -> None:
     target, port = nodes.spaces.nodes[1], nodes.stack.nodes[1].data_address.rpartition(":")[2]
     rule = ("INPUT", "-p", "tcp", "--dport", port, "-j", "DROP")
@@ -110,6 +111,7 @@ def test_packets_that_are_too_large_for_the_way_are_told_from_a_filter(nodes: No
     assert "the MTU of an interface on the way" in finding["advice"]
 
 
+@pytest.mark.long
 def test_a_slow_link_is_named_with_its_direction(nodes: Nodes) -> None:
     slow = nodes.spaces.nodes[1]
     bucket = ("tbf", "rate", SLOW, "burst", "40000", "limit", "400000")

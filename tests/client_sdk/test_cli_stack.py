@@ -59,6 +59,7 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.mark.long
 def test_a_stack_serves_while_entered_and_leaves_nothing_after_a_failure(temporary: Path) -> None:
     with pytest.raises(ZeroDivisionError), LocalStack(2) as stack:
         assert [node.name for node in stack.nodes] == ["node0", "node1"]
@@ -210,6 +211,7 @@ def test_a_run_tells_that_a_service_died_and_goes_on(allfold: Commands) -> None:
     assert command.wait() == 0
 
 
+@pytest.mark.long
 def test_ctrl_c_in_a_run_takes_the_stack_down(allfold: Commands) -> None:
     script = allfold.script("import time\nprint('ready')\ntime.sleep(600)")
     command = allfold.start("run", script)

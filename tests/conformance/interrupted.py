@@ -1,11 +1,45 @@
-"""The sweep over the lines of a call, for the tests of interrupted calls."""
+"""The sweeps over the lines of a call, for the tests of interrupted calls.
+
+Together they take a processor ten minutes, so they are in several files, which run at once.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.conformance import interrupt_programs
-from tests.support.processes.ranks import CALL_SECONDS, Job, results
+from tests.conformance.conftest import OP_SECONDS
+from tests.conformance.interrupt_programs import SIZES
+from tests.support.processes.ranks import CALL_SECONDS, Job, RankPool, results
+
+SHAPES = {"1x2": (0, 0), "2x1": (0, 1)}
+_SECONDS = 300.0
+_WAYS = {
+    "again-waits": {"fresh": False, "async_op": False},
+    "fresh-waits": {"fresh": True, "async_op": False},
+    "again-async": {"fresh": False, "async_op": True},
+}
+
+
+def each_sweep(*kinds: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return what gives a test all sweeps of some kinds of call."""
+
+    def give(test: Callable[..., None]) -> Callable[..., None]:
+        for name, values in (("shape", SHAPES), ("kind", kinds), ("size", SIZES), ("way", _WAYS)):
+            test = pytest.mark.parametrize(name, list(values))(test)
+        long: Callable[..., None] = pytest.mark.long(test)
+        return long
+
+    return give
+
+
+def sweep_all(pool: RankPool, folder: Path, shape: str, kind: str, size: str, way: str) -> None:
+    """Interrupt a call at each of its lines; fail where the group is not usable after that."""
+    with pool.job(SHAPES[shape], timeout=OP_SECONDS) as job:
+        assert sweep(job, folder, _SECONDS, kind=kind, size=size, **_WAYS[way])
 
 
 def sweep(job: Job, folder: Path, seconds: float = CALL_SECONDS, **options: object) -> list[str]:

@@ -1,6 +1,6 @@
 """Calls in the middle of which a signal's handler raises an exception: the group stays usable.
 
-Every line of every kind of call is in :mod:`tests.conformance.test_interrupted_everywhere`.
+Every line of every kind of call is in the files whose names go on from that of this one.
 """
 
 from __future__ import annotations

@@ -74,6 +74,7 @@ def test_machines_with_and_without_gpus_are_in_one_group() -> None:
                 assert found == [[]] * 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("peers", ["all", long("none")])
 @pytest.mark.parametrize("nodes", [(0, 0), (0, 0, 0, 0), (0, 0, 1, 1)], ids=str)
 def test_ranks_on_several_gpus_are_in_one_group(

@@ -46,6 +46,7 @@ def group_of(services: Services, name: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 def test_a_running_group_and_one_that_opens_outlive_the_redis_master(
     redis: WatchedRedis, services: Services, pool: RankPool
 ) -> None:

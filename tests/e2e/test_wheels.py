@@ -47,6 +47,7 @@ def test_every_licence_file_is_that_of_the_project() -> None:
     ] * 4
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_a_wheel_brings_its_readme_licence_links_and_types(wheels: Path) -> None:
     found = {each.name.split("-")[0].replace("_", "-"): each for each in wheels.glob("*.whl")}
@@ -63,6 +64,7 @@ def test_a_wheel_brings_its_readme_licence_links_and_types(wheels: Path) -> None
             assert any(each.endswith("/py.typed") for each in archive.namelist())
 
 
+@pytest.mark.long
 def test_the_orchestrators_wheel_brings_every_file_of_the_dashboard(wheels: Path) -> None:
     (wheel,) = wheels.glob("allfold_orchestrator-*.whl")
     folder = ROOT / "orchestrator" / "src" / "allfold_orchestrator" / "dashboard"

@@ -113,6 +113,7 @@ def trickle(socks: list[socket.socket], seconds: float) -> int:
     return len(living)
 
 
+@pytest.mark.long
 def test_requests_that_never_end_are_ended_on_every_port(places: dict[str, Place]) -> None:
     beginnings = [b"GET /healthz HTTP/1.1\r\nX: ", b"POST /v1/nodes HTTP/1.1\r\nHost: a\r\n"]
     body = b"POST /v1/nodes HTTP/1.1\r\nHost: a\r\nContent-Length: 999999\r\n\r\n"

@@ -154,6 +154,7 @@ def test_nobody_reads_metrics_without_the_token(services: Services) -> None:
                 assert refused.value.code == 401
 
 
+@pytest.mark.long
 def test_ranks_that_wait_for_one_raise_alerts(pool: RankPool, prometheus: Prometheus) -> None:
     await_silence(prometheus)
     with pool.job(FOUR_RANKS, timeout=60.0) as job:
@@ -203,6 +204,7 @@ def test_an_agent_that_does_not_answer_raises_alerts(
     await_silence(prometheus)
 
 
+@pytest.mark.long
 def test_an_agent_that_gets_no_cpu_raises_an_alert(
     services: Services, prometheus: Prometheus
 ) -> None:
@@ -222,6 +224,7 @@ def test_an_orchestrator_that_is_down_raises_alerts(
     await_silence(prometheus)
 
 
+@pytest.mark.long
 def test_a_store_that_is_down_raises_alerts_and_metrics_are_still_served(
     services: Services, redis: RedisServer, prometheus: Prometheus
 ) -> None:
@@ -236,12 +239,14 @@ def test_a_store_that_is_down_raises_alerts_and_metrics_are_still_served(
     await_silence(prometheus)
 
 
+@pytest.mark.long
 def test_a_slow_store_raises_an_alert(redis: RedisServer, prometheus: Prometheus) -> None:
     with interrupted(redis.pid, 0.5, between=0.125):
         prometheus.await_alert("AllfoldStoreSlow")
     await_silence(prometheus)
 
 
+@pytest.mark.long
 def test_a_node_that_drains_while_it_has_ranks_raises_an_alert(
     services: Services, pool: RankPool, prometheus: Prometheus
 ) -> None:

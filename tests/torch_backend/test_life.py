@@ -54,6 +54,7 @@ def test_the_default_group_can_be_opened_again_at_once(printed: list[str]) -> No
     assert printed.count("sum [4.0, 4.0, 4.0]") == 12
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_an_error_in_a_sub_group_says_who_its_ranks_are_in_the_job(printed: list[str]) -> None:
     told = ["Ranks of this group, in the job: 0 is 0, 1 is 2, 2 is 3."]

@@ -144,6 +144,7 @@ def test_the_hook_averages_gradients_beside_gloo(
         assert max(map(max, apart)) > 1e-7, "nothing was rounded"
 
 
+@pytest.mark.long
 def test_feedback_makes_the_mean_of_many_steps_exact_for_each_model(two_nodes: TorchJob) -> None:
     for feedback in (True, False):
         for models in two_nodes.run(

@@ -1,0 +1,19 @@
+"""Exceptions of a signal's handler at each line of calls between pairs of ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conformance.interrupted import each_sweep, sweep_all
+from tests.support.processes.ranks import RankPool
+
+pytestmark = pytest.mark.slow
+
+
+@each_sweep("all_to_all", "send", "recv")
+def test_a_call_that_is_interrupted_at_any_line_leaves_the_group_usable(
+    pool: RankPool, tmp_path: Path, shape: str, kind: str, size: str, way: str
+) -> None:
+    sweep_all(pool, tmp_path, shape, kind, size, way)

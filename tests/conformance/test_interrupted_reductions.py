@@ -1,0 +1,26 @@
+"""Exceptions of a signal's handler at each line of calls that reduce, and of barriers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conformance.interrupted import SHAPES, each_sweep, sweep_all
+from tests.support.processes.ranks import RankPool
+
+pytestmark = pytest.mark.slow
+
+
+@each_sweep("all_reduce", "reduce", "reduce_scatter")
+def test_a_call_that_is_interrupted_at_any_line_leaves_the_group_usable(
+    pool: RankPool, tmp_path: Path, shape: str, kind: str, size: str, way: str
+) -> None:
+    sweep_all(pool, tmp_path, shape, kind, size, way)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_barrier_that_is_interrupted_at_any_line_leaves_the_group_usable(
+    pool: RankPool, tmp_path: Path, shape: str
+) -> None:
+    sweep_all(pool, tmp_path, shape, "barrier", "short", "again-waits")
