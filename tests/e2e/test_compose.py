@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import pytest
 import yaml  # type: ignore[import-untyped]
 
+from allfold import __version__
 from tests.support.processes import docker
 from tests.support.processes.compose import (
     LONG_RUNNING,
@@ -44,6 +45,22 @@ GATES = {
     "train-b": ("agent-b",),
 }
 KILLED = 137
+# Prints the modules that a read-only container would compile at each start. Compiled files have the
+# time of their source.
+PRINT_UNCOMPILED = """
+from importlib.util import cache_from_source
+from pathlib import Path
+
+def is_compiled(source):
+    compiled = Path(cache_from_source(source))
+    made_of = int(source.stat().st_mtime).to_bytes(4, "little")
+    return compiled.exists() and compiled.read_bytes()[8:12] == made_of
+
+for source in Path("/opt/venv/lib").rglob("*.py"):
+    if "tests" not in source.parts and not source.name.startswith("py312_"):
+        if not is_compiled(source):
+            print(source)
+"""
 START_SECONDS = 120.0
 
 
@@ -232,6 +249,15 @@ def test_base_images_are_pulled_or_stood_in_for(bases: docker.Environment) -> No
 def test_all_images_build(images: docker.Project) -> None:
     for image in ("orchestrator", "agent", "job"):
         assert f"allfold-{image}" in images.docker("image", "ls")
+
+
+@pytest.mark.parametrize("image", ["orchestrator", "agent", "job"])
+def test_all_modules_of_an_image_are_compiled(images: docker.Project, image: str) -> None:
+    """For every library but the tests in it, and torch's files for later Pythons."""
+    python = ("run", "--rm", "--network", "none", "--entrypoint", "python")
+    python += (f"allfold-{image}:{__version__}", "-IS", "-c")
+    uncompiled = images.docker(*python, PRINT_UNCOMPILED)
+    assert uncompiled.splitlines()[:20] == []
 
 
 def test_all_services_come_up(up: Stack) -> None:
