@@ -28,10 +28,6 @@ class Stack:
     events: list[dict[str, Any]]
 
     @property
-    def services(self) -> list[str]:
-        return self.project.services()
-
-    @property
     def address(self) -> str:
         """The address at which the orchestrator is published."""
         return self.project.env["ALLFOLD_PUBLISH"]
@@ -46,7 +42,8 @@ class Stack:
 
     def began(self) -> dict[str, str]:
         """The start times of the services that go on."""
-        return {s: self.project.inspect(s)["State"]["StartedAt"] for s in LONG_RUNNING}
+        found = self.project.inspect()
+        return {service: found[service]["State"]["StartedAt"] for service in LONG_RUNNING}
 
 
 @dataclass(frozen=True)
@@ -111,7 +108,8 @@ def service_of(event: dict[str, Any]) -> str:
 
 def allfold_in(stack: Stack, service: str, *arguments: str) -> str:
     """The output of the allfold command in a service's container; it must end with status 0."""
-    return stack.project.compose("exec", "-T", service, "allfold", *arguments)
+    command = ("exec", stack.project.container(service), "allfold", *arguments)
+    return stack.project.docker(*command, seconds=120.0)
 
 
 @contextmanager
