@@ -257,9 +257,9 @@ def test_all_images_build(images: docker.Project) -> None:
 @pytest.mark.parametrize("image", ["orchestrator", "agent", "job"])
 def test_all_modules_of_an_image_are_compiled(images: docker.Project, image: str) -> None:
     """For every library but the tests in it, and torch's files for later Pythons."""
-    python = ("run", "--rm", "--network", "none", "--entrypoint", "python")
-    python += (f"allfold-{image}:{__version__}", "-IS", "-c")
-    uncompiled = images.docker(*python, PRINT_UNCOMPILED)
+    run = ("run", "--rm", "--network", "none", "--entrypoint", "python")
+    python = (f"allfold-{image}:{__version__}", "-IS", "-c")
+    uncompiled = images.docker(*run, *python, PRINT_UNCOMPILED)
     assert uncompiled.splitlines()[:20] == []
 
 

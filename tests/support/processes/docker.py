@@ -234,7 +234,7 @@ class Project:
         return self._mine("ps", "--all", "--filter", f"label={SERVICE_LABEL}={service}")
 
     def inspect(self) -> dict[str, dict[str, Any]]:
-        """What the engine says of each service: of its container, or one of them, running or not."""
+        """What the engine says of the container of each service, or of one of them."""
         found = json.loads(self.docker("inspect", *self._mine("ps", "--all")))
         return {each["Config"]["Labels"][SERVICE_LABEL]: each for each in found}
 
