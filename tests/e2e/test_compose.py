@@ -15,6 +15,7 @@ from allfold import __version__
 from tests.support.processes import docker
 from tests.support.processes.compose import (
     LONG_RUNNING,
+    LOOK_SECONDS,
     TRAINING_SECONDS,
     Prometheus,
     Scaling,
@@ -182,7 +183,10 @@ def renewed(
 def wait_for_agents(ask: Callable[[str, str], tuple[int, str]]) -> None:
     """Wait until containers that have just been made hold agents: both import torch at once."""
     wait_until(
-        lambda: alive(ask, "new-token") == ["agent-a", "agent-b"], "all are there", START_SECONDS
+        lambda: alive(ask, "new-token") == ["agent-a", "agent-b"],
+        "all are there",
+        START_SECONDS,
+        LOOK_SECONDS,
     )
 
 
@@ -415,7 +419,9 @@ def test_prometheus_has_all_services_and_our_alerts(prometheus: Prometheus) -> N
 def test_a_changed_token_is_in_force_and_nothing_was_restarted(renewed: Renewal) -> None:
     stack = renewed.stack
     wait_until(
-        lambda: stack.ask("/v1/nodes", renewed.old_token)[0] == 401, "the old one is refused"
+        lambda: stack.ask("/v1/nodes", renewed.old_token)[0] == 401,
+        "the old one is refused",
+        pause=LOOK_SECONDS,
     )
     assert alive(stack.ask, "new-token") == ["agent-a", "agent-b"]
     assert stack.began() == renewed.began

@@ -17,6 +17,7 @@ from tests.support.processes import docker
 from tests.support.waiting import wait_until
 
 TRAINING_SECONDS = 600.0  # seconds on a free machine
+LOOK_SECONDS = 0.5  # between two looks at a stack, each of which starts processes or asks services
 LONG_RUNNING = ("redis", "orchestrator", "agent-a", "agent-b")
 
 
@@ -69,6 +70,7 @@ def scale(project: docker.Project, number: int) -> None:
         lambda: training_sizes(project)[-1:] == [number],
         f"{number} ranks train",
         TRAINING_SECONDS,
+        LOOK_SECONDS,
     )
 
 
@@ -188,9 +190,9 @@ class Prometheus:
 
     def wait_for(self, scheme: str) -> None:
         """Wait until it has scraped all services, by this scheme."""
-        wait_until(self.is_ready, "Prometheus serves")
+        wait_until(self.is_ready, "Prometheus serves", pause=LOOK_SECONDS)
         wanted = {(scheme, each, "up") for each in ("allfold-orchestrator", "agent-a", "agent-b")}
-        wait_until(lambda: self.scraped() == wanted, f"{wanted} are scraped", 90.0)
+        wait_until(lambda: self.scraped() == wanted, f"{wanted} are scraped", 90.0, LOOK_SECONDS)
 
 
 def certificate(project: docker.Project, name: str, folder: Path) -> ssl.SSLContext:
