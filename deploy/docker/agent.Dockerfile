@@ -59,14 +59,16 @@ ENTRYPOINT ["python", "-m", "allfold_agent"]
 # A named volume takes the owner of the folder that it covers, so the socket's folder exists here.
 RUN useradd --uid 10001 --user-group --create-home allfold \
  && install --directory --owner allfold --group allfold --mode 0700 /run/allfold /run/allfold-token
-COPY constraints.txt deploy/docker/requirements.py deploy/docker/ready.py ./
-COPY node_agent/pyproject.toml node_agent/
-COPY client_sdk/pyproject.toml client_sdk/
+COPY constraints.txt deploy/docker/requirements.py /opt/allfold/
+COPY node_agent/pyproject.toml /opt/allfold/node_agent/
+COPY client_sdk/pyproject.toml /opt/allfold/client_sdk/
 ARG ALLFOLD_EXTRA=
 # The allfold command is there for `docker compose exec` and `kubectl exec`: status, top, doctor.
 RUN python requirements.py "node_agent/pyproject.toml[$ALLFOLD_EXTRA]" \
     "client_sdk/pyproject.toml[cli]" > requirements.txt \
  && pip install -c constraints.txt -r requirements.txt
-COPY --from=wheels /wheels/allfold_core-*.whl /wheels/allfold_agent-*.whl /wheels/allfold-*.whl wheels/
-RUN pip install --no-deps wheels/*.whl
+COPY deploy/docker/ready.py /opt/allfold/
+COPY --from=wheels /wheels/allfold_core-*.whl /wheels/allfold_agent-*.whl /wheels/allfold-*.whl \
+    /opt/allfold/wheels/
+RUN pip install --no-deps /opt/allfold/wheels/*.whl
 USER 10001:10001

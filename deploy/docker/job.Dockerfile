@@ -55,12 +55,12 @@ ENTRYPOINT ["allfold"]
 CMD ["--help"]
 RUN useradd --uid 10001 --user-group --create-home allfold \
  && install --directory --owner allfold --group allfold --mode 0700 /run/allfold
-COPY constraints.txt deploy/docker/requirements.py ./
-COPY client_sdk/pyproject.toml client_sdk/
+COPY constraints.txt deploy/docker/requirements.py /opt/allfold/
+COPY client_sdk/pyproject.toml /opt/allfold/client_sdk/
 ARG ALLFOLD_EXTRA=
 RUN python requirements.py "client_sdk/pyproject.toml[cli,$ALLFOLD_EXTRA]" > requirements.txt \
  && pip install -c constraints.txt -r requirements.txt scikit-learn
-COPY --from=wheels /wheels/allfold_core-*.whl /wheels/allfold-*.whl wheels/
-RUN pip install --no-deps wheels/*.whl
-COPY examples examples
+COPY --from=wheels /wheels/allfold_core-*.whl /wheels/allfold-*.whl /opt/allfold/wheels/
+RUN pip install --no-deps /opt/allfold/wheels/*.whl
+COPY examples /opt/allfold/examples
 USER 10001:10001

@@ -35,15 +35,15 @@ RUN useradd --uid 10001 --user-group --create-home allfold \
     /run/allfold-redis /run/allfold-prometheus /run/allfold-grafana \
     /run/allfold-certs /run/allfold-tls /run/allfold-tls/redis /run/allfold-tls/orchestrator \
     /run/allfold-tls/agent-a /run/allfold-tls/agent-b /run/allfold-tls/prometheus
-COPY constraints.txt deploy/docker/requirements.py deploy/docker/ready.py \
-    deploy/docker/make_secrets.py deploy/docker/make_certs.py ./
-COPY orchestrator/pyproject.toml orchestrator/
-COPY client_sdk/pyproject.toml client_sdk/
+COPY constraints.txt deploy/docker/requirements.py /opt/allfold/
+COPY orchestrator/pyproject.toml /opt/allfold/orchestrator/
+COPY client_sdk/pyproject.toml /opt/allfold/client_sdk/
 # The allfold command is there for `docker compose exec` and `kubectl exec`: status, top, doctor.
 RUN python requirements.py orchestrator/pyproject.toml "client_sdk/pyproject.toml[cli]" \
     > requirements.txt \
  && pip install -c constraints.txt -r requirements.txt
+COPY deploy/docker/ready.py deploy/docker/make_secrets.py deploy/docker/make_certs.py /opt/allfold/
 COPY --from=wheels /wheels/allfold_core-*.whl /wheels/allfold_orchestrator-*.whl \
-    /wheels/allfold-*.whl wheels/
-RUN pip install --no-deps wheels/*.whl
+    /wheels/allfold-*.whl /opt/allfold/wheels/
+RUN pip install --no-deps /opt/allfold/wheels/*.whl
 USER 10001:10001

@@ -30,6 +30,7 @@ from tests.support.processes.compose import (
     said_by_rank_0,
     scale,
     training_sizes,
+    uncompiled,
 )
 from tests.support.processes.ports import free_address
 from tests.support.require import requires
@@ -48,22 +49,6 @@ GATES = {
 }
 KILLED = 137
 Inspected = dict[str, dict[str, Any]]
-# Prints the modules that a read-only container would compile at each start. Compiled files have the
-# time of their source.
-PRINT_UNCOMPILED = """
-from importlib.util import cache_from_source
-from pathlib import Path
-
-def is_compiled(source):
-    compiled = Path(cache_from_source(source))
-    made_of = int(source.stat().st_mtime).to_bytes(4, "little")
-    return compiled.exists() and compiled.read_bytes()[8:12] == made_of
-
-for source in Path("/opt/venv/lib").rglob("*.py"):
-    if "tests" not in source.parts and not source.name.startswith("py312_"):
-        if not is_compiled(source):
-            print(source)
-"""
 START_SECONDS = 120.0
 
 
@@ -261,10 +246,7 @@ def test_all_images_build(images: docker.Project) -> None:
 @pytest.mark.parametrize("image", ["orchestrator", "agent", "job"])
 def test_all_modules_of_an_image_are_compiled(images: docker.Project, image: str) -> None:
     """For every library but the tests in it, and torch's files for later Pythons."""
-    run = ("run", "--rm", "--network", "none", "--entrypoint", "python")
-    python = (f"allfold-{image}:{__version__}", "-IS", "-c")
-    uncompiled = images.docker(*run, *python, PRINT_UNCOMPILED)
-    assert uncompiled.splitlines()[:20] == []
+    assert uncompiled(images, f"allfold-{image}:{__version__}")[:20] == []
 
 
 def test_all_services_come_up(up: Stack) -> None:

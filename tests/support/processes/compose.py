@@ -20,6 +20,23 @@ TRAINING_SECONDS = 600.0  # seconds on a free machine
 LOOK_SECONDS = 0.5  # between two looks at a stack, each of which starts processes or asks services
 LONG_RUNNING = ("redis", "orchestrator", "agent-a", "agent-b")
 
+# Prints the modules that a read-only container would compile at each start. Compiled files have the
+# time of their source.
+PRINT_UNCOMPILED = """
+from importlib.util import cache_from_source
+from pathlib import Path
+
+def is_compiled(source):
+    compiled = Path(cache_from_source(source))
+    made_of = int(source.stat().st_mtime).to_bytes(4, "little")
+    return compiled.exists() and compiled.read_bytes()[8:12] == made_of
+
+for source in Path("/opt/venv/lib").rglob("*.py"):
+    if "tests" not in source.parts and not source.name.startswith("py312_"):
+        if not is_compiled(source):
+            print(source)
+"""
+
 
 @dataclass(frozen=True)
 class Stack:
@@ -112,6 +129,12 @@ def allfold_in(stack: Stack, service: str, *arguments: str) -> str:
     """The output of the allfold command in a service's container; it must end with status 0."""
     command = ("exec", stack.project.container(service), "allfold", *arguments)
     return stack.project.docker(*command, seconds=120.0)
+
+
+def uncompiled(project: docker.Project, image: str) -> list[str]:
+    """The modules of an image that each of its containers would compile at every start."""
+    run = ("run", "--rm", "--network", "none", "--entrypoint", "python", image)
+    return project.docker(*run, "-IS", "-c", PRINT_UNCOMPILED).splitlines()
 
 
 @contextmanager
