@@ -72,7 +72,7 @@ def test_the_allfold_command_finds_token_and_orchestrator_by_itself(
 @pytest.mark.parametrize("image", ["orchestrator", "agent"])
 def test_the_images_of_the_services_have_the_allfold_command(image: str) -> None:
     dockerfile = (ROOT / "deploy" / "docker" / f"{image}.Dockerfile").read_text()
-    assert "COPY client_sdk /src/client_sdk\n" in dockerfile
+    assert "/wheels/allfold-*.whl" in dockerfile
     assert '"client_sdk/pyproject.toml[cli]"' in dockerfile
 
 

@@ -6,13 +6,16 @@ import re
 import ssl
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import yaml  # type: ignore[import-untyped]
 
+from allfold import __version__
 from tests.support.processes import docker
 from tests.support.processes.compose import (
     LONG_RUNNING,
+    LOOK_SECONDS,
     TRAINING_SECONDS,
     Prometheus,
     Scaling,
@@ -27,6 +30,7 @@ from tests.support.processes.compose import (
     said_by_rank_0,
     scale,
     training_sizes,
+    uncompiled,
 )
 from tests.support.processes.ports import free_address
 from tests.support.require import requires
@@ -44,6 +48,7 @@ GATES = {
     "train-b": ("agent-b",),
 }
 KILLED = 137
+Inspected = dict[str, dict[str, Any]]
 START_SECONDS = 120.0
 
 
@@ -95,7 +100,7 @@ def up(
         with images.events() as events:
             images.compose("up", "--detach", "--no-build", seconds=300.0)
             # The engine may tell of them after Compose has ended.
-            services = set(images.services())
+            services = set(docker.default_services())
             wait_until(lambda: moments(events, "start").keys() == services, "all have started")
         yield Stack(images, events)
 
@@ -163,7 +168,10 @@ def renewed(
 def wait_for_agents(ask: Callable[[str, str], tuple[int, str]]) -> None:
     """Wait until containers that have just been made hold agents: both import torch at once."""
     wait_until(
-        lambda: alive(ask, "new-token") == ["agent-a", "agent-b"], "all are there", START_SECONDS
+        lambda: alive(ask, "new-token") == ["agent-a", "agent-b"],
+        "all are there",
+        START_SECONDS,
+        LOOK_SECONDS,
     )
 
 
@@ -219,8 +227,9 @@ def ended(request: pytest.FixtureRequest, trained: Stack, latest: list[docker.Pr
     project = latest[-1]
     with ended_with_logs_of_failures(request, project):
         project.compose("stop", "--timeout", "10", *LONG_RUNNING)
-        codes = {name: project.inspect(name)["State"]["ExitCode"] for name in LONG_RUNNING}
-        before, logs = project.leftovers(), project.logs()
+        codes = project.exit_codes(*LONG_RUNNING)
+        logs = project.logs() if KILLED in codes.values() else ""
+        before = project.leftovers()
     return Ending(codes, before, project.leftovers(), logs)
 
 
@@ -234,13 +243,18 @@ def test_all_images_build(images: docker.Project) -> None:
         assert f"allfold-{image}" in images.docker("image", "ls")
 
 
+@pytest.mark.parametrize("image", ["orchestrator", "agent", "job"])
+def test_all_modules_of_an_image_are_compiled(images: docker.Project, image: str) -> None:
+    """For every library but the tests in it, and torch's files for later Pythons."""
+    assert uncompiled(images, f"allfold-{image}:{__version__}")[:20] == []
+
+
 def test_all_services_come_up(up: Stack) -> None:
-    assert moments(up.events, "start").keys() == set(up.services)
+    assert moments(up.events, "start").keys() == set(docker.default_services())
 
 
 def test_the_training_ends_well_on_both_nodes(trained: Stack) -> None:
-    for service in ("train-a", "train-b"):
-        assert trained.project.inspect(service)["State"]["ExitCode"] == 0, service
+    assert trained.project.exit_codes("train-a", "train-b") == {"train-a": 0, "train-b": 0}
 
 
 def test_rank_0_reports_its_accuracy_and_identical_ranks_last(trained: Stack) -> None:
@@ -256,8 +270,15 @@ def test_nothing_starts_before_what_it_depends_on_is_ready(up: Stack) -> None:
     assert late == []
 
 
-def test_no_service_runs_as_root(up: Stack) -> None:
-    users = {service: up.project.inspect(service)["Config"]["User"] for service in up.services}
+@pytest.fixture(scope="module")
+def inspected(up: Stack) -> Inspected:
+    """What the engine says of each service of the stack: what it was told to run it with."""
+    found = up.project.inspect()
+    return {service: found[service] for service in docker.default_services()}
+
+
+def test_no_service_runs_as_root(up: Stack, inspected: Inspected) -> None:
+    users = {service: each["Config"]["User"] for service, each in inspected.items()}
     assert [service for service, user in users.items() if user in ("", "0", "root")] == []
     for service in LONG_RUNNING:
         shown = up.project.docker("top", up.project.container(service), "-eo", "pid,uid")
@@ -266,17 +287,21 @@ def test_no_service_runs_as_root(up: Stack) -> None:
         assert "0" not in owners, f"{service} has a process of root"
 
 
-def test_every_service_has_a_read_only_root_and_no_capabilities(up: Stack) -> None:
-    for service in up.services:
-        host = up.project.inspect(service)["HostConfig"]
+def test_every_service_has_a_read_only_root_and_no_capabilities(
+    inspected: Inspected,
+) -> None:
+    for service, each in inspected.items():
+        host = each["HostConfig"]
         assert host["ReadonlyRootfs"], service
         assert host["CapDrop"] == ["ALL"], service
         assert host["SecurityOpt"] == ["no-new-privileges:true"], service
 
 
-def test_every_service_has_limits_of_memory_processes_and_logs(up: Stack) -> None:
-    for service in up.services:
-        host = up.project.inspect(service)["HostConfig"]
+def test_every_service_has_limits_of_memory_processes_and_logs(
+    inspected: Inspected,
+) -> None:
+    for service, each in inspected.items():
+        host = each["HostConfig"]
         assert host["Memory"] >= 1 << 30, service
         assert host["PidsLimit"] == 4096, service
         assert host["LogConfig"] == {
@@ -285,10 +310,11 @@ def test_every_service_has_limits_of_memory_processes_and_logs(up: Stack) -> Non
         }, service
 
 
-def test_only_the_orchestrator_is_published_and_only_to_this_machine(up: Stack) -> None:
+def test_only_the_orchestrator_is_published_and_only_to_this_machine(
+    inspected: Inspected,
+) -> None:
     bindings = {
-        service: up.project.inspect(service)["HostConfig"]["PortBindings"] or {}
-        for service in up.services
+        service: each["HostConfig"]["PortBindings"] or {} for service, each in inspected.items()
     }
     published = {service: ports for service, ports in bindings.items() if ports}
     assert list(published) == ["orchestrator"]
@@ -297,9 +323,9 @@ def test_only_the_orchestrator_is_published_and_only_to_this_machine(up: Stack) 
     ] == [["127.0.0.1"]]
 
 
-def test_jobs_have_no_network_at_all(up: Stack) -> None:
+def test_jobs_have_no_network_at_all(inspected: Inspected) -> None:
     for service in ("train-a", "train-b"):
-        assert list(up.project.inspect(service)["NetworkSettings"]["Networks"]) == ["none"]
+        assert list(inspected[service]["NetworkSettings"]["Networks"]) == ["none"]
 
 
 def test_the_orchestrator_is_ready_on_its_published_port(up: Stack) -> None:
@@ -337,13 +363,12 @@ def test_doctor_in_a_container_finds_every_way_between_the_nodes_open(
     }
 
 
-def test_no_secret_shows_in_an_inspect_or_in_the_logs(up: Stack) -> None:
+def test_no_secret_shows_in_an_inspect_or_in_the_logs(up: Stack, inspected: Inspected) -> None:
     inside = ("exec", up.project.container("orchestrator"), "cat")
     secrets = [up.token(), up.project.docker(*inside, "/run/allfold-redis/password")]
     assert all(len(secret) >= 32 for secret in secrets)
-    shown = [json.dumps(up.project.inspect(service)) for service in up.services]
-    found = [secret for secret in secrets for text in (*shown, up.project.logs()) if secret in text]
-    assert found == []
+    shown = json.dumps(inspected) + up.project.logs()
+    assert [secret for secret in secrets if secret in shown] == []
 
 
 def test_redis_wants_a_password(up: Stack) -> None:
@@ -376,7 +401,9 @@ def test_prometheus_has_all_services_and_our_alerts(prometheus: Prometheus) -> N
 def test_a_changed_token_is_in_force_and_nothing_was_restarted(renewed: Renewal) -> None:
     stack = renewed.stack
     wait_until(
-        lambda: stack.ask("/v1/nodes", renewed.old_token)[0] == 401, "the old one is refused"
+        lambda: stack.ask("/v1/nodes", renewed.old_token)[0] == 401,
+        "the old one is refused",
+        pause=LOOK_SECONDS,
     )
     assert alive(stack.ask, "new-token") == ["agent-a", "agent-b"]
     assert stack.began() == renewed.began
@@ -419,8 +446,7 @@ def test_prometheus_scrapes_with_tls(secured: Secured, prometheus: Prometheus) -
 
 @pytest.mark.long
 def test_a_job_of_torch_ddp_runs_through_tls(ddp: docker.Project) -> None:
-    for service in ("ddp-a", "ddp-b"):
-        assert ddp.inspect(service)["State"]["ExitCode"] == 0, service
+    assert ddp.exit_codes("ddp-a", "ddp-b") == {"ddp-a": 0, "ddp-b": 0}
     last = ddp.docker("logs", ddp.container("ddp-a")).splitlines()[-1]
     assert re.fullmatch(r"\[0\] ddp on allfold: ok accuracy=\d+\.\d+ loss=\d+\.\d+", last)
 

@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -256,11 +257,12 @@ def test_dockerfiles_build_everywhere_and_run_as_nobody_special(path: Path) -> N
     assert "\nHEALTHCHECK " in final
 
 
-def test_agent_and_job_share_the_torch_stage_word_for_word() -> None:
-    agent, job = ((DOCKER / f"{name}.Dockerfile").read_text() for name in ("agent", "job"))
-    stage = agent[agent.index("FROM ") : agent.index("\nFROM ", agent.index("FROM ") + 1)]
-    assert " AS torch\n" in stage
-    assert stage in job
+def test_images_share_the_stages_of_torch_and_of_our_wheels_word_for_word() -> None:
+    """So that the engine makes each of them once."""
+    stage = re.compile(r"FROM \S+ AS .+?(?=\n\n)", re.DOTALL)
+    stages = [found for path in DOCKERFILES for found in stage.findall(path.read_text())]
+    assert Counter(each.split()[3] for each in set(stages)) == {"torch": 1, "wheels": 1}
+    assert Counter(each.split()[3] for each in stages) == {"torch": 2, "wheels": 3}
 
 
 def test_requirements_are_those_of_the_packages_without_our_own() -> None:

@@ -15,13 +15,19 @@ PAUSE_SECONDS = 0.01
 
 
 def wait_until(
-    condition: Callable[[], object], what: str, seconds: float = DEADLINE_SECONDS
+    condition: Callable[[], object],
+    what: str,
+    seconds: float = DEADLINE_SECONDS,
+    pause: float = PAUSE_SECONDS,
 ) -> None:
-    """Return as soon as ``condition()`` is true; fail with ``what`` when it stays false."""
+    """Return as soon as ``condition()`` is true; fail with ``what`` when it stays false.
+
+    Give a longer pause where to look is dear: what starts processes takes time from the awaited.
+    """
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
-        time.sleep(PAUSE_SECONDS)
+        time.sleep(pause)
 
 
 async def until(

@@ -17,7 +17,25 @@ from tests.support.processes import docker
 from tests.support.waiting import wait_until
 
 TRAINING_SECONDS = 600.0  # seconds on a free machine
+LOOK_SECONDS = 0.5  # between two looks at a stack, each of which starts processes or asks services
 LONG_RUNNING = ("redis", "orchestrator", "agent-a", "agent-b")
+
+# Prints the modules that a read-only container would compile at each start. Compiled files have the
+# time of their source.
+PRINT_UNCOMPILED = """
+from importlib.util import cache_from_source
+from pathlib import Path
+
+def is_compiled(source):
+    compiled = Path(cache_from_source(source))
+    made_of = int(source.stat().st_mtime).to_bytes(4, "little")
+    return compiled.exists() and compiled.read_bytes()[8:12] == made_of
+
+for source in Path("/opt/venv/lib").rglob("*.py"):
+    if "tests" not in source.parts and not source.name.startswith("py312_"):
+        if not is_compiled(source):
+            print(source)
+"""
 
 
 @dataclass(frozen=True)
@@ -26,10 +44,6 @@ class Stack:
 
     project: docker.Project
     events: list[dict[str, Any]]
-
-    @property
-    def services(self) -> list[str]:
-        return self.project.services()
 
     @property
     def address(self) -> str:
@@ -46,7 +60,8 @@ class Stack:
 
     def began(self) -> dict[str, str]:
         """The start times of the services that go on."""
-        return {s: self.project.inspect(s)["State"]["StartedAt"] for s in LONG_RUNNING}
+        found = self.project.inspect()
+        return {service: found[service]["State"]["StartedAt"] for service in LONG_RUNNING}
 
 
 @dataclass(frozen=True)
@@ -72,6 +87,7 @@ def scale(project: docker.Project, number: int) -> None:
         lambda: training_sizes(project)[-1:] == [number],
         f"{number} ranks train",
         TRAINING_SECONDS,
+        LOOK_SECONDS,
     )
 
 
@@ -111,7 +127,14 @@ def service_of(event: dict[str, Any]) -> str:
 
 def allfold_in(stack: Stack, service: str, *arguments: str) -> str:
     """The output of the allfold command in a service's container; it must end with status 0."""
-    return stack.project.compose("exec", "-T", service, "allfold", *arguments)
+    command = ("exec", stack.project.container(service), "allfold", *arguments)
+    return stack.project.docker(*command, seconds=120.0)
+
+
+def uncompiled(project: docker.Project, image: str) -> list[str]:
+    """The modules of an image that each of its containers would compile at every start."""
+    run = ("run", "--rm", "--network", "none", "--entrypoint", "python", image)
+    return project.docker(*run, "-IS", "-c", PRINT_UNCOMPILED).splitlines()
 
 
 @contextmanager
@@ -190,9 +213,9 @@ class Prometheus:
 
     def wait_for(self, scheme: str) -> None:
         """Wait until it has scraped all services, by this scheme."""
-        wait_until(self.is_ready, "Prometheus serves")
+        wait_until(self.is_ready, "Prometheus serves", pause=LOOK_SECONDS)
         wanted = {(scheme, each, "up") for each in ("allfold-orchestrator", "agent-a", "agent-b")}
-        wait_until(lambda: self.scraped() == wanted, f"{wanted} are scraped", 90.0)
+        wait_until(lambda: self.scraped() == wanted, f"{wanted} are scraped", 90.0, LOOK_SECONDS)
 
 
 def certificate(project: docker.Project, name: str, folder: Path) -> ssl.SSLContext:
