@@ -22,6 +22,7 @@ GATE = (
     One("tests/conformance/", ("shared_job", "shape"), SHAPES),
     One("tests/conformance/", ("nodes",), TWO_BY_TWO),
     One("tests/conformance/", ("seed", "torch", "arena", "on_loss", "numel", "edges")),
+    One("tests/client_sdk/test_cli_replicas.py", ("is_named",)),
     One("tests/browser/", ("scheme",)),
     One("tests/torch_backend/", ("torch_job",), TWO_BY_TWO),
     One("tests/cuda/", ("nodes",), TWO_BY_TWO),

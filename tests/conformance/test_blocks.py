@@ -102,7 +102,7 @@ def test_blocks_of_every_size_reach_every_root(job: Job, kind: str, strategy: st
     check(job, cases)
 
 
-@pytest.mark.parametrize(("kind", "strategy"), one_in(4, PAIRS), ids=lambda value: value)
+@pytest.mark.parametrize(("kind", "strategy"), one_in(8, PAIRS), ids=lambda value: value)
 def test_blocks_of_several_chunks_are_exact(job: Job, kind: str, strategy: str) -> None:
     """Equal ones, and unequal ones of which some are empty."""
     count, last = blocks(job, kind), job.world_size - 1

@@ -31,6 +31,7 @@ def test_a_call_is_in_order_with_the_work_of_its_tensors_stream(
             assert found == [[]] * len(nodes)
 
 
+@pytest.mark.long
 @EACH
 def test_ops_that_are_in_flight_together_keep_their_memory_apart(
     pool: RankPool, nodes: tuple[int, ...]

@@ -269,6 +269,7 @@ def test_handshakes_that_never_end_hold_few_descriptors_and_are_ended(
             assert time.monotonic() < began + 2 * HANDSHAKE_SECONDS
 
 
+@pytest.mark.long
 def test_an_agent_with_a_wrong_token_is_an_error_at_once_that_names_the_cure(
     stack: LocalStack, folder: CertificateFolder, tmp_path: Path
 ) -> None:

@@ -102,7 +102,7 @@ ON_CPU = [method if method in QUICK else long(method) for method in PASSED_ON_CP
 EXCUSES = [(method, excuse) for excuse, methods in FAILED_BY_GLOO.items() for method in methods]
 
 
-@pytest.mark.parametrize("method", [*one_in(4, PASSED), *ON_CPU])
+@pytest.mark.parametrize("method", [*one_in(8, PASSED), *ON_CPU])
 def test_a_method_of_torchs_own_tests_passes(suite: Suite, method: str) -> None:
     result = suite.result(method)
     assert result["outcome"] == "passed", f"{result['message']}\n{suite.tail()}"
