@@ -18,7 +18,7 @@ class Noted:
         self.name, self.opening = "train", opening
         self.record, self.evicted = {"epoch": opening, "generation": generation}, None
         self.errors: list[Exception] = []
-        self.is_registering = False
+        self.is_registering = self.is_empty = False
 
     def registers(self) -> dict[str, int]:
         self.is_registering = True
@@ -98,6 +98,19 @@ def test_an_answer_that_the_reactor_takes_late_is_about_the_opening_it_was_given
     terms.held()  # tells of the later opening
     queued.pop(0)()
     assert [len(each.errors) for each in groups] == [1, 0]
+
+
+@pytest.mark.parametrize("is_empty", [False, True], ids=["ranks", "no ranks"])
+def test_an_opening_with_ranks_is_over_once_a_registration_has_spoken_of_a_later_one(
+    is_empty: bool,
+) -> None:
+    """A store has lost them, or it had not opened the name anew; without ranks it ends by itself."""
+    groups = [Noted(3), Noted(4)]
+    groups[0].is_empty = is_empty
+    terms = terms_of(groups)
+    terms.held()
+    terms.registered(2, [])
+    assert [len(each.errors) for each in groups] == [not is_empty, 0]
 
 
 NEWCOMER = {

@@ -95,20 +95,25 @@ class GroupTerms:
             out: the groups that go on without this node.
         """
         self._generation, self._is_registering = generation, False
-        over = {(name, self._said[name]) for name in out if name in self._said}
-        self._reactor.call(partial(self._registered, self._registrations, generation, over))
+        answer = partial(self._registered, self._registrations, generation, self._said, out)
+        self._reactor.call(answer)
 
-    def _registered(self, number: int, generation: int, over: Collection[tuple[str, int]]) -> None:
+    def _registered(
+        self, number: int, generation: int, said: Mapping[str, int], out: Collection[str]
+    ) -> None:
         """The registration of this number was answered; the next one may be under way already.
 
         Args:
-            over: the openings, with their groups' names, that go on without this node.
+            said: by group, the opening that it spoke of.
+            out: the groups of which that opening goes on without this node.
         """
         for group in self._registry.all():
             with self._lock:
                 if number == self._registrations:
                     group.registered(generation)
-            if (group.name, group.opening) in over:
+            newest = said.get(group.name, -1)
+            is_out = group.opening == newest and group.name in out
+            if is_out or _is_forgotten(group, newest):
                 group.evict(evicted(group.name, self._node, _UNKNOWN))
 
     def term(self, generation: int, group: str, record: Mapping[str, Any]) -> None:
@@ -146,3 +151,12 @@ class GroupTerms:
     def _evict_all(self, how: str) -> None:
         for group in self._registry.all():
             group.evict(evicted(group.name, self._node, how))
+
+
+def _is_forgotten(group: Group, newest: int) -> bool:
+    """Return True if a group has ranks here, although a later opening of its name is known.
+
+    A name is opened anew once no rank is known in it: a store has lost those of this opening, and
+    no registration will speak of them any more.
+    """
+    return group.opening < newest and not group.is_empty
