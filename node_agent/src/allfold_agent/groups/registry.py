@@ -23,10 +23,12 @@ class _End(NamedTuple):
     Attributes:
         had_no_ranks: all ranks had left, on all nodes; else this node was left out.
         generation: of the store that had opened it. One that has lost everything may count anew.
+        term: the number of the newest term that this node has known.
     """
 
     had_no_ranks: bool
     generation: int
+    term: int
 
 
 class Registry:
@@ -49,7 +51,8 @@ class Registry:
         orchestrator, do not know yet: they would take this node for one that remembers its ops.
         """
         with self._changed:
-            if self._over.get((plan.group, plan.epoch)) == _End(True, plan.generation):
+            end = self._over.get((plan.group, plan.epoch))
+            if end is not None and end.had_no_ranks and end.generation == plan.generation:
                 return None
             group = self._opened_as(plan.group, plan.epoch)
             if group is None or group.evicted is not None:
@@ -103,6 +106,18 @@ class Registry:
             end = self._over.get((name, opening))
             return end is not None and end.had_no_ranks
 
+    def last_term(self, name: str, opening: int) -> int | None:
+        """Return the number of the newest term known here of a group that is over; else ``None``.
+
+        It is over also where it is still open here, and goes on without this node.
+        """
+        with self._changed:
+            end = self._over.get((name, opening))
+            group = self._opened_as(name, opening)
+            if group is None:
+                return None if end is None else end.term
+            return None if group.evicted is None else group.agreement.term.number
+
     def remove(self, group: AgreeingGroup) -> bool:
         """Forget a group that is over; return False if that was done before."""
         with self._changed:
@@ -119,7 +134,7 @@ class Registry:
     def _remember_end(self, group: AgreeingGroup) -> None:
         if self._opened_as(group.name, group.opening) is not None:
             return  # this node is in it again
-        end = _End(group.has_no_ranks, group.plan.generation)
+        end = _End(group.has_no_ranks, group.plan.generation, group.agreement.term.number)
         self._over[group.name, group.opening] = end
         while len(self._over) > _CLOSED_KEPT:
             del self._over[next(iter(self._over))]
