@@ -104,7 +104,7 @@ def test_an_answer_that_the_reactor_takes_late_is_about_the_opening_it_was_given
 def test_an_opening_with_ranks_is_over_once_a_registration_has_spoken_of_a_later_one(
     is_empty: bool,
 ) -> None:
-    """A store has lost them, else it had not opened the name anew. Without any it ends by itself."""
+    """A store has lost them, or the name were not opened anew. Without any it ends by itself."""
     groups = [Noted(3), Noted(4)]
     groups[0].is_empty = is_empty
     terms = terms_of(groups)
