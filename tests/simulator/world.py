@@ -217,7 +217,7 @@ class World:
         victim = ranks[self.seed % len(ranks)]
         self.note(f"rank {victim.session} is killed while there is no orchestrator")
         self.last_op += 2
-        for rank in ranks:
+        for rank in self.members():  # those, too, that a term without them was decided for and lost
             rank.process.call(rank.go_on)
         self._run_for(self.setup.pace)
         self.kill_rank(victim)
