@@ -22,7 +22,7 @@ from allfold_agent.membership.group_terms import GroupTerms
 from allfold_agent.membership.seats import Entry, Seats
 from allfold_core.errors import NodeDraining, PeerMissing
 from allfold_core.plan import Plan
-from allfold_core.survival.plans import first_record, without_ranks
+from allfold_core.survival.plans import first_record, first_term, without_ranks
 from tests.support.fakes.local_groups import make_plan
 from tests.support.waiting import until
 
@@ -39,7 +39,7 @@ class Running:
         self.name, self.opening, self.plan = plan.group, plan.epoch, plan
         self.evicted: Exception | None = None
         self.has_no_ranks = False
-        self.agreement = SimpleNamespace(term=SimpleNamespace(number=plan.epoch))
+        self.agreement = SimpleNamespace(term=first_term(plan))
         self.begun = 0
         self.ended: list[tuple[str, str]] = []
         self.joining: asyncio.Queue[Admitted] = asyncio.Queue()

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from allfold_agent.groups.registry import LastTerm
 from allfold_agent.membership.group_terms import GroupTerms
 
 
@@ -145,7 +146,7 @@ def test_a_term_that_lets_this_node_in_is_passed_on(
 class Seen:
     """A registry that has seen one opening, as far as terms ask."""
 
-    def __init__(self, *, is_open: bool = False, last: int | None = None, empty: bool = False):
+    def __init__(self, *, is_open: bool = False, last: LastTerm | None = None, empty: bool = False):
         self.is_open, self.last, self.empty = is_open, last, empty
 
     def all(self) -> list[Noted]:
@@ -154,7 +155,7 @@ class Seen:
     def look_for(self, *_: object) -> object:
         return object() if self.is_open else None
 
-    def last_term(self, *_: object) -> int | None:
+    def last_term(self, *_: object) -> LastTerm | None:
         return self.last
 
     def had_no_ranks(self, *_: object) -> bool:
@@ -173,10 +174,18 @@ def terms_that_have(seen: Seen) -> tuple[GroupTerms, list[None]]:
     return terms, asked
 
 
-def record_of(joined: int, life: str = "life") -> dict[str, Any]:
-    """A record of opening 3 that a term of this number has let node0 into."""
+def record_of(
+    joined: int, life: str = "life", *, number: int = 9, store: int = 1
+) -> dict[str, Any]:
+    """A record of opening 3 that a term has let node0 into, with the newest term's numbers."""
     newcomers = [{"node": "node0"}] if joined > 3 else []
-    term = {"voters": ["a", "node0"], "joined": [3, joined], "newcomers": newcomers}
+    term = {
+        "number": number,
+        "generation": store,
+        "voters": ["a", "node0"],
+        "joined": [3, joined],
+        "newcomers": newcomers,
+    }
     voters = {"a": {"incarnation": "other"}, "node0": {"incarnation": life}}
     return {"epoch": 3, "term": term, "voters": voters, "generation": 2}
 
@@ -187,12 +196,24 @@ def record_of(joined: int, life: str = "life") -> dict[str, Any]:
         (Seen(), record_of(3), True),
         (Seen(is_open=True), record_of(3), False),
         (Seen(), record_of(5), False),
-        (Seen(is_open=True, last=6), record_of(5), True),
-        (Seen(last=6), record_of(7), False),
-        (Seen(last=6, empty=True), record_of(3), False),
-        (Seen(last=6), record_of(3, "earlier"), False),
+        (Seen(is_open=True, last=LastTerm(6, 1)), record_of(5), True),
+        (Seen(last=LastTerm(6, 1)), record_of(7), False),
+        (Seen(last=LastTerm(6, 1)), record_of(5, number=5, store=2), False),
+        (Seen(last=LastTerm(6, 1)), record_of(5, number=5), True),
+        (Seen(last=LastTerm(6, 1), empty=True), record_of(3), False),
+        (Seen(last=LastTerm(6, 1)), record_of(3, "earlier"), False),
     ],
-    ids=["no plan yet", "open", "let in", "out since", "let in again", "empty", "other life"],
+    ids=[
+        "no plan yet",
+        "open",
+        "let in",
+        "out since",
+        "let in again",
+        "by another store",
+        "by the same store",
+        "empty",
+        "other life",
+    ],
 )
 def test_a_term_takes_a_node_for_one_that_knows_the_group_which_does_not(
     seen: Seen, record: dict[str, Any], is_unknown: bool
@@ -201,9 +222,9 @@ def test_a_term_takes_a_node_for_one_that_knows_the_group_which_does_not(
     assert terms.is_unknown("train", record) == is_unknown
 
 
-@pytest.mark.parametrize(("last", "is_told"), [(6, True), (None, False)])
+@pytest.mark.parametrize(("last", "is_told"), [(LastTerm(6, 1), True), (None, False)])
 def test_a_node_says_that_it_is_out_of_a_group_where_the_term_that_said_so_is_lost(
-    last: int | None, is_told: bool
+    last: LastTerm | None, is_told: bool
 ) -> None:
     terms, asked = terms_that_have(Seen(last=last))
     record = record_of(5)

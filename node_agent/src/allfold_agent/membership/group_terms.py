@@ -9,7 +9,7 @@ from typing import Any
 
 from allfold_agent.groups.failures import evicted
 from allfold_agent.groups.group import Group
-from allfold_agent.groups.registry import Registry
+from allfold_agent.groups.registry import LastTerm, Registry
 from allfold_agent.membership.early_notices import EarlyNotices
 from allfold_agent.runtime.locks import make_lock
 from allfold_agent.runtime.reactor import Reactor
@@ -157,7 +157,9 @@ class GroupTerms:
         is_open = last is None and self._registry.look_for(group, opening, 0.0) is not None
         if joined is None or is_open or self._registry.had_no_ranks(group, opening):
             return False
-        return not self._is_let_in(record) or (last is not None and joined <= last)
+        return not self._is_let_in(record) or (
+            last is not None and not _follows(record, joined, last)
+        )
 
     def _joined(self, record: Mapping[str, Any]) -> int | None:
         """Return the number of the term that has let this life of the node in, if it votes."""
@@ -200,6 +202,16 @@ class GroupTerms:
     def _evict_all(self, how: str) -> None:
         for group in self._registry.all():
             group.evict(evicted(group.name, self._node, how))
+
+
+def _follows(record: Mapping[str, Any], joined: int, last: LastTerm) -> bool:
+    """Return True if a node has joined, by the term of this number, after another term was its last.
+
+    A store that has lost terms makes others of the same numbers.
+    """
+    term = record["term"]
+    is_new = joined == term["number"] and term["generation"] > last.generation
+    return is_new or joined > last.number
 
 
 def _is_forgotten(group: Group, newest: int) -> bool:
