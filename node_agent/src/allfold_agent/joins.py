@@ -71,7 +71,7 @@ class Joins:
         """
         check_request(request)
         deadline, pauses = monotonic() + float(request["init_timeout"]), Pauses()
-        plan_due = monotonic() + PLAN_LAG_SECONDS
+        plan_due = float("inf")
         refusing = self._refusing if is_new else nullcontext
         while True:
             try:
@@ -82,9 +82,10 @@ class Joins:
             if self._is_void(entry):
                 await asyncio.sleep(_RETRY_SECONDS)  # it registers anew within a second
                 continue
-            if self._is_unknown(entry):
+            if (record := self._unknown(entry)) is not None:
+                plan_due = min(plan_due, monotonic() + PLAN_LAG_SECONDS)
                 if monotonic() >= plan_due:
-                    self._terms.disown(entry.plan.group, entry.record)
+                    self._terms.disown(entry.plan.group, record)
                 await asyncio.sleep(_RETRY_SECONDS)
                 continue
             admission = await self._admit(entry, request, deadline, refusing)
@@ -139,12 +140,14 @@ class Joins:
         record = entry.record
         return record is not None and record["generation"] != self._terms.generation
 
-    def _is_unknown(self, entry: Entry) -> bool:
-        """Return True for a term that takes this node for one that knows the group already.
+    def _unknown(self, entry: Entry) -> Mapping[str, Any] | None:
+        """Return the record of a term that takes this node for one that knows the group already.
 
         The plan with which the group opened may be on its way here, for another rank.
         """
-        return entry.record is not None and self._terms.is_unknown(entry.plan.group, entry.record)
+        record = entry.record
+        is_unknown = record is not None and self._terms.is_unknown(entry.plan.group, record)
+        return record if is_unknown else None
 
     async def _admit(
         self, entry: Entry, request: dict[str, Any], deadline: float, refusing: Refusing

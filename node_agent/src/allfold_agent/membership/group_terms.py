@@ -157,9 +157,7 @@ class GroupTerms:
         is_open = last is None and self._registry.look_for(group, opening, 0.0) is not None
         if joined is None or is_open or self._registry.had_no_ranks(group, opening):
             return False
-        return not self._is_let_in(record) or (
-            last is not None and not _follows(record, joined, last)
-        )
+        return not self._is_let_in(record) or not _follows(record, joined, last)
 
     def _joined(self, record: Mapping[str, Any]) -> int | None:
         """Return the number of the term that has let this life of the node in, if it votes."""
@@ -204,11 +202,13 @@ class GroupTerms:
             group.evict(evicted(group.name, self._node, how))
 
 
-def _follows(record: Mapping[str, Any], joined: int, last: LastTerm) -> bool:
-    """Return True if a node has joined, by the term of this number, after another term was its last.
+def _follows(record: Mapping[str, Any], joined: int, last: LastTerm | None) -> bool:
+    """Return True if the term of this number, in which a node has joined, is later than its last.
 
     A store that has lost terms makes others of the same numbers.
     """
+    if last is None:
+        return True
     term = record["term"]
     is_new = joined == term["number"] and term["generation"] > last.generation
     return is_new or joined > last.number
