@@ -16,6 +16,7 @@ from allfold_agent.groups.registry import Registry
 from allfold_agent.membership.early_notices import MAX_KEPT, EarlyNotices
 from allfold_agent.settings import AgentSettings
 from allfold_core.plan import LinkModel, Member, Plan
+from allfold_core.survival.plans import first_term
 
 pytestmark = pytest.mark.anyio
 
@@ -92,6 +93,7 @@ def test_notices_of_a_group_that_is_over_take_no_places() -> None:
     registry, seen = Registry(), list[str]()
     plan = replace(PLAN, group="over")
     over = SimpleNamespace(name="over", opening=OPENING, plan=plan, has_no_ranks=True)
+    over.agreement = SimpleNamespace(term=first_term(plan))
     registry.open(plan, lambda: cast(Group, over))
     registry.remove(cast(Group, over))
     notices = EarlyNotices(registry)

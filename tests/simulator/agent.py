@@ -94,7 +94,9 @@ class Agent:
         self.notices = EarlyNotices(self.registry)
         reactor = cast(Any, self.reactor)
         self.group_links = GroupLinks(node, cast(Any, links), self.registry, self.notices)
-        self.terms = GroupTerms(node, self.registry, self.notices, reactor)
+        self.terms = GroupTerms(
+            node, lambda: self.registration.incarnation, self.registry, self.notices, reactor
+        )
         self.witness = Witness(
             cast(Any, links),
             reactor,
@@ -114,10 +116,11 @@ class Agent:
             self.registry,
             self._make_group,
             self._opened,
-            lambda: self.terms.generation,
+            self.terms,
             self.draining.refusing,
         )
         self.terms.let_in = self._joins.let_in
+        self.terms.register = self.control_link.opened
         self.witness.start()
         self._keeping = self.process.spawn(self.control_link.keep())
         self.process.spawn(self.seats.keep_giving_back())

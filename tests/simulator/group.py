@@ -196,6 +196,7 @@ class SimulatedGroup(AgreeingGroup):
         late = [seq for seq, at in self._called_at.items() if now - at >= self.plan.timeout]
         doubts = [Doubt(seq, Reason.DEADLINE, self.plan.timeout) for seq in late]
         for seq in late:
+            self._world.ledger.overdue(self, seq, self.runs.calls[seq])
             self._called_at[seq] = now - self.plan.timeout + 1.0
         if doubts:
             self.event(partial(self.agreement.doubt, doubts))

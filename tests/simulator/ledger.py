@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from allfold_core.plan import Plan
@@ -155,6 +155,24 @@ class Ledger:
                 raise Violation(
                     f"I1: op {op[1]} is {outcome} for rank {rank.session} on {agent.node}, and "
                     f"{its} for rank {session} on {other.node}"
+                )
+
+    def overdue(self, group: SimulatedGroup, seq: int, waiting: Collection[str]) -> None:
+        """Check that an op meets its deadline only while faults last, or soon after the last one.
+
+        One deadline is enough to recover from all faults. Where ranks are too few, ops wait for
+        others to join, and these need not come.
+        """
+        machine = group.agreement.machine
+        calm = self._world.loop.time() - self._world.calm_since
+        if calm < self._world.setup.timeout or machine.policy.waits_in_ops(machine.epoch):
+            return
+        for session in sorted(waiting):
+            rank = group.ranks.get(session)
+            if rank is not None and rank.agent is not None and self.survives(rank, rank.agent):
+                raise Violation(
+                    f"I4: op {seq} of rank {session} on node {group.node} meets its deadline, "
+                    f"{calm:.1f} s after the last fault: {machine.ops.get(seq)}"
                 )
 
     def dropped(self, group: SimulatedGroup, seq: int, waiting: list[str]) -> None:

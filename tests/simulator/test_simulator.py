@@ -25,6 +25,9 @@ MENDED = {
     1436: "a node opened a group again that all ranks had left, before the others knew of that",
     30081: "the leader had no rank, and closed the group when a node came that was once left out",
     20073: "terms that the store had lost were taken for later ones of the same number",
+    364: "a node that was there at the opening took part by a term, without the plan",
+    263: "a node took part in a group again, as a store had lost the term that left it out",
+    50361: "a node kept an opening that was unknown to the store when it opened the name anew",
 }
 """Stories that once went wrong, by number, with what was wrong."""
 LONGEST_SECONDS = 600

@@ -44,6 +44,7 @@ class World:
         last_op: ranks call no op behind this one.
         kills: the processes that were killed.
         troubled: by host, when it had a fault of its own, or a way from or to it, last.
+        calm_since: the end of the last fault.
     """
 
     def __init__(self, loop: VirtualLoop, story: Story) -> None:
@@ -63,6 +64,7 @@ class World:
         self.failures = Failures()
         self.kills = 0
         self.troubled: dict[str, float] = {}
+        self.calm_since = float("inf")
         self.log: list[str] = []
         self._random = random.Random(story.seed)
 
@@ -163,6 +165,7 @@ class World:
             self._tell(self.story.events, happenings)
             self._run_for(self.setup.pace)
             happenings.calm()
+            self.calm_since = self.loop.time()
             self._run_for(CALM_SECONDS)
             self.note("all is well again")
             self._tell(self.story.coda, happenings)
@@ -214,7 +217,7 @@ class World:
         victim = ranks[self.seed % len(ranks)]
         self.note(f"rank {victim.session} is killed while there is no orchestrator")
         self.last_op += 2
-        for rank in ranks:
+        for rank in self.members():  # those, too, that a term without them was decided for and lost
             rank.process.call(rank.go_on)
         self._run_for(self.setup.pace)
         self.kill_rank(victim)

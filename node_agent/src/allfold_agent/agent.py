@@ -116,11 +116,12 @@ class Agent:
             settings.name, self.registration.incarnation, self._reactor, peers.dial_link
         )
         self.group_links = GroupLinks(settings.name, self.links, self.registry, self.notices)
-        self.terms = GroupTerms(settings.name, self.registry, self.notices, self._reactor)
+        self.terms = self._make_terms()
         self.witness = self._make_witness()
         # The orchestrator
         self.draining = Draining(settings.name, self.registry.all, self._ask_ranks_to_leave)
         self.control_link = self._make_control_link()
+        self.terms.register = self.control_link.opened
         self.seats = Seats(self._orchestrator, self.control_link, self.registration)
         self._joins = self._make_joins()
         # The data port, and the ranks of this node
@@ -182,13 +183,22 @@ class Agent:
             self._orchestrator, self.registration, listener, self.settings.credentials
         )
 
+    def _make_terms(self) -> GroupTerms:
+        return GroupTerms(
+            self.settings.name,
+            lambda: self.registration.incarnation,
+            self.registry,
+            self.notices,
+            self._reactor,
+        )
+
     def _make_joins(self) -> Joins:
         joins = Joins(
             self.seats,
             self.registry,
             self._make_group,
             self._opened,
-            lambda: self.terms.generation,
+            self.terms,
             self.draining.refusing,
         )
         self.terms.let_in = joins.let_in

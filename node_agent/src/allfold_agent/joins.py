@@ -12,8 +12,9 @@ from typing import Any
 
 from allfold_agent.groups.epoch import Epoch
 from allfold_agent.groups.group import Group
-from allfold_agent.groups.registry import Registry
+from allfold_agent.groups.registry import PLAN_LAG_SECONDS, Registry
 from allfold_agent.local.server import Admission
+from allfold_agent.membership.group_terms import GroupTerms
 from allfold_agent.membership.pauses import Pauses
 from allfold_agent.membership.seats import Entry, Seats, check_request
 from allfold_core.errors import NodeDraining, PeerMissing
@@ -35,8 +36,7 @@ class Joins:
     Args:
         make: makes a group on this node.
         opened: called when a group is open here.
-        generation: returns that of the store with which this node has registered last; 0 while it
-            does so anew.
+        terms: of the groups of this node.
         refusing: returns a context that raises the error of a node that takes no more ranks, also
             as soon as it takes none.
     """
@@ -47,14 +47,14 @@ class Joins:
         registry: Registry,
         make: Callable[[Entry], Group],
         opened: Callable[[Group], None],
-        generation: Callable[[], int],
+        terms: GroupTerms,
         refusing: Refusing,
     ) -> None:
         self._seats = seats
         self._registry = registry
         self._make = make
         self._opened = opened
-        self._generation = generation
+        self._terms = terms
         self._refusing = refusing
         self._gone: deque[str] = deque(maxlen=_MOST_GONE)  # the sessions of ranks that gave up
 
@@ -71,6 +71,7 @@ class Joins:
         """
         check_request(request)
         deadline, pauses = monotonic() + float(request["init_timeout"]), Pauses()
+        plan_due = float("inf")
         refusing = self._refusing if is_new else nullcontext
         while True:
             try:
@@ -80,6 +81,12 @@ class Joins:
                 raise
             if self._is_void(entry):
                 await asyncio.sleep(_RETRY_SECONDS)  # it registers anew within a second
+                continue
+            if (record := self._unknown(entry)) is not None:
+                plan_due = min(plan_due, monotonic() + PLAN_LAG_SECONDS)
+                if monotonic() >= plan_due:
+                    self._terms.disown(entry.plan.group, record)
+                await asyncio.sleep(_RETRY_SECONDS)
                 continue
             admission = await self._admit(entry, request, deadline, refusing)
             if admission is not None:
@@ -131,7 +138,16 @@ class Joins:
         It takes no such term, whoever tells of it.
         """
         record = entry.record
-        return record is not None and record["generation"] != self._generation()
+        return record is not None and record["generation"] != self._terms.generation
+
+    def _unknown(self, entry: Entry) -> Mapping[str, Any] | None:
+        """Return the record of a term that takes this node for one that knows the group already.
+
+        The plan with which the group opened may be on its way here, for another rank.
+        """
+        record = entry.record
+        is_unknown = record is not None and self._terms.is_unknown(entry.plan.group, record)
+        return record if is_unknown else None
 
     async def _admit(
         self, entry: Entry, request: dict[str, Any], deadline: float, refusing: Refusing

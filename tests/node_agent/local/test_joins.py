@@ -18,6 +18,7 @@ from allfold_agent.joins import Joins
 from allfold_agent.local.rank_connection import Membership
 from allfold_agent.local.server import PROCESS_ENDED, Admission
 from allfold_agent.membership.early_notices import EarlyNotices
+from allfold_agent.membership.group_terms import GroupTerms
 from allfold_agent.membership.seats import Entry, Seats, check_request
 from allfold_core.errors import InvalidArgument, PeerMissing
 from tests.support.fakes.local_groups import local_groups
@@ -156,7 +157,8 @@ def test_the_seat_of_a_rank_that_cannot_be_seated_here_is_given_up(
     seats: Any = create_autospec(Seats, instance=True)
     seats.join.return_value = Entry(group.current.plan)
     seats.give_up_seat.side_effect = lambda *seat, **_: given_up.append(seat)
-    joins = Joins(seats, registry, make, notices.opened, lambda: 0, nullcontext)
+    terms = create_autospec(GroupTerms, instance=True)
+    joins = Joins(seats, registry, make, notices.opened, terms, nullcontext)
     with pytest.raises(OSError, match="too many open files"):
         asyncio.run(joins.join(REQUEST))
     assert given_up == [("test", 3, "s", "lost")]

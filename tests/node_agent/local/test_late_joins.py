@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
-from unittest.mock import create_autospec
+from unittest.mock import Mock, create_autospec
 
 import pytest
 
@@ -17,10 +18,11 @@ from allfold_agent.groups.registry import Registry
 from allfold_agent.joins import Joins
 from allfold_agent.local.server import Admission
 from allfold_agent.membership.draining import Draining
+from allfold_agent.membership.group_terms import GroupTerms
 from allfold_agent.membership.seats import Entry, Seats
 from allfold_core.errors import NodeDraining, PeerMissing
 from allfold_core.plan import Plan
-from allfold_core.survival.plans import first_record, without_ranks
+from allfold_core.survival.plans import first_record, first_term, without_ranks
 from tests.support.fakes.local_groups import make_plan
 from tests.support.waiting import until
 
@@ -37,6 +39,7 @@ class Running:
         self.name, self.opening, self.plan = plan.group, plan.epoch, plan
         self.evicted: Exception | None = None
         self.has_no_ranks = False
+        self.agreement = SimpleNamespace(term=first_term(plan))
         self.begun = 0
         self.ended: list[tuple[str, str]] = []
         self.joining: asyncio.Queue[Admitted] = asyncio.Queue()
@@ -63,7 +66,8 @@ class Late:
         self.groups: list[Running] = []
         self.given_up: list[tuple[str, int, str, str]] = []
         self.ended: list[int] = []  # with each of those, the opening that is over
-        self.generation = generation
+        self.generation, self.is_unknown = generation, Mock(return_value=False)
+        self.disowned: list[tuple[str, Mapping[str, Any]]] = []
         self.registry, self.opened = Registry(), list[Group]()
         self.record: Mapping[str, Any] | None = RECORD
         self.draining = Draining("a", list, lambda _: None)
@@ -76,9 +80,12 @@ class Late:
             self.registry,
             self._make,
             lambda group: self.opened.append(group),
-            lambda: self.generation,
+            cast("GroupTerms", self),
             self.draining.refusing,
         )
+
+    def disown(self, group: str, record: Mapping[str, Any]) -> None:
+        self.disowned.append((group, record))
 
     async def _seat(self, request: Mapping[str, Any], deadline: float, refusing: Any) -> Entry:
         return Entry(self._plan, self.record)
@@ -341,6 +348,28 @@ def test_a_term_of_another_life_of_the_store_is_not_taken(
         await until(lambda: late.seats.join.call_count >= 3, "it asks again")
         assert late.groups == []
         late.generation = 1
+        await heard(await late.asks(), EPOCH)
+        assert (await joining).epoch is EPOCH
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("comes", [True, False], ids=["plan on its way", "no plan"])
+def test_a_node_that_was_there_at_the_opening_waits_for_the_plan_and_else_says_that_it_is_out(
+    comes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a term alone it would know no epoch, and the others wait for what it should know."""
+    monkeypatch.setattr("allfold_agent.joins._RETRY_SECONDS", 0.001)
+    monkeypatch.setattr("allfold_agent.joins.PLAN_LAG_SECONDS", 60.0 if comes else 0.0)
+
+    async def run() -> None:
+        late = Late()
+        late.is_unknown.return_value = True
+        joining = late.join()
+        await until(lambda: late.seats.join.call_count >= 3, "it asks again")
+        assert late.groups == []
+        assert late.disowned[:1] == [("test", RECORD)][comes:]
+        late.is_unknown.return_value = False
         await heard(await late.asks(), EPOCH)
         assert (await joining).epoch is EPOCH
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from allfold_agent.groups.registry import LastTerm
 from allfold_agent.membership.group_terms import GroupTerms
 
 
@@ -18,7 +19,7 @@ class Noted:
         self.name, self.opening = "train", opening
         self.record, self.evicted = {"epoch": opening, "generation": generation}, None
         self.errors: list[Exception] = []
-        self.is_registering = False
+        self.is_registering = self.is_empty = False
 
     def registers(self) -> dict[str, int]:
         self.is_registering = True
@@ -34,10 +35,10 @@ class Noted:
 def terms_of(
     groups: list[Noted], call: Callable[[Callable[[], None]], None] = lambda task: task()
 ) -> GroupTerms:
-    registry: Any = SimpleNamespace(all=lambda: groups)
+    registry: Any = SimpleNamespace(all=lambda: groups, last_term=lambda *_: None)
     reactor: Any = SimpleNamespace(call=call)
     notices: Any = SimpleNamespace(apply=lambda *_: True)
-    return GroupTerms("node0", registry, notices, reactor)
+    return GroupTerms("node0", lambda: "life", registry, notices, reactor)
 
 
 def test_only_the_opening_of_a_group_that_a_registration_spoke_of_goes_on_without_the_node() -> (
@@ -100,6 +101,19 @@ def test_an_answer_that_the_reactor_takes_late_is_about_the_opening_it_was_given
     assert [len(each.errors) for each in groups] == [1, 0]
 
 
+@pytest.mark.parametrize("is_empty", [False, True], ids=["ranks", "no ranks"])
+def test_an_opening_with_ranks_is_over_once_a_registration_has_spoken_of_a_later_one(
+    is_empty: bool,
+) -> None:
+    """A store has lost them, or the name were not opened anew. Without any it ends by itself."""
+    groups = [Noted(3), Noted(4)]
+    groups[0].is_empty = is_empty
+    terms = terms_of(groups)
+    terms.held()
+    terms.registered(2, [])
+    assert [len(each.errors) for each in groups] == [not is_empty, 0]
+
+
 NEWCOMER = {
     "epoch": 3,
     "term": {"voters": ["a", "node0"], "newcomers": [{"node": "b"}, {"node": "node0"}]},
@@ -127,6 +141,98 @@ def test_a_term_that_lets_this_node_in_is_passed_on(
     terms.let_in = told.append
     terms.term(generation, "train", record)
     assert told == [record] * is_let_in
+
+
+class Seen:
+    """A registry that has seen one opening, as far as terms ask."""
+
+    def __init__(self, *, is_open: bool = False, last: LastTerm | None = None, empty: bool = False):
+        self.is_open, self.last, self.empty = is_open, last, empty
+
+    def all(self) -> list[Noted]:
+        return []
+
+    def look_for(self, *_: object) -> object:
+        return object() if self.is_open else None
+
+    def last_term(self, *_: object) -> LastTerm | None:
+        return self.last
+
+    def had_no_ranks(self, *_: object) -> bool:
+        return self.empty
+
+
+def terms_that_have(seen: Seen) -> tuple[GroupTerms, list[None]]:
+    """Terms after a registration, and what notes that another one is wanted."""
+    reactor: Any = SimpleNamespace(call=lambda task: task())
+    notices: Any = SimpleNamespace(apply=lambda *_: True)
+    terms = GroupTerms("node0", lambda: "life", cast(Any, seen), notices, reactor)
+    asked = list[None]()
+    terms.register = lambda: asked.append(None)
+    terms.held()
+    terms.registered(2, [])
+    return terms, asked
+
+
+def record_of(
+    joined: int, life: str = "life", *, number: int = 9, store: int = 1
+) -> dict[str, Any]:
+    """A record of opening 3 that a term has let node0 into, with the newest term's numbers."""
+    newcomers = [{"node": "node0"}] if joined > 3 else []
+    term = {
+        "number": number,
+        "generation": store,
+        "voters": ["a", "node0"],
+        "joined": [3, joined],
+        "newcomers": newcomers,
+    }
+    voters = {"a": {"incarnation": "other"}, "node0": {"incarnation": life}}
+    return {"epoch": 3, "term": term, "voters": voters, "generation": 2}
+
+
+@pytest.mark.parametrize(
+    ("seen", "record", "is_unknown"),
+    [
+        (Seen(), record_of(3), True),
+        (Seen(is_open=True), record_of(3), False),
+        (Seen(), record_of(5), False),
+        (Seen(is_open=True, last=LastTerm(6, 1)), record_of(5), True),
+        (Seen(last=LastTerm(6, 1)), record_of(7), False),
+        (Seen(last=LastTerm(6, 1)), record_of(5, number=5, store=2), False),
+        (Seen(last=LastTerm(6, 1)), record_of(5, number=5), True),
+        (Seen(last=LastTerm(6, 1), empty=True), record_of(3), False),
+        (Seen(last=LastTerm(6, 1)), record_of(3, "earlier"), False),
+    ],
+    ids=[
+        "no plan yet",
+        "open",
+        "let in",
+        "out since",
+        "let in again",
+        "by another store",
+        "by the same store",
+        "empty",
+        "other life",
+    ],
+)
+def test_a_term_takes_a_node_for_one_that_knows_the_group_which_does_not(
+    seen: Seen, record: dict[str, Any], is_unknown: bool
+) -> None:
+    terms, _ = terms_that_have(seen)
+    assert terms.is_unknown("train", record) == is_unknown
+
+
+@pytest.mark.parametrize(("last", "is_told"), [(LastTerm(6, 1), True), (None, False)])
+def test_a_node_says_that_it_is_out_of_a_group_where_the_term_that_said_so_is_lost(
+    last: LastTerm | None, is_told: bool
+) -> None:
+    terms, asked = terms_that_have(Seen(last=last))
+    record = record_of(5)
+    terms.term(2, "train", record)
+    told = [{"group": "train", "record": record, "is_out": True}] * is_told
+    assert (asked, terms.has_unsaid(), terms.held()) == ([None] * is_told, is_told, told)
+    terms.registered(2, ["train"])
+    assert (terms.has_unsaid(), terms.held()) == (False, [])
 
 
 def test_a_rank_is_to_ask_anew_that_comes_between_a_report_and_its_answer() -> None:

@@ -219,6 +219,21 @@ def test_a_later_opening_of_the_name_is_newer_whatever_the_numbers_of_its_terms(
     assert shows_loss(replace(earlier, generation=2), STORE, report("b", later, generation=2))
 
 
+@pytest.mark.parametrize("is_recalled", [False, True], ids=["trusted", "recalled"])
+@pytest.mark.parametrize("is_out", [False, True], ids=["in", "out"])
+def test_an_earlier_opening_is_over_and_the_later_one_goes_on_with_the_node(
+    is_recalled: bool, is_out: bool
+) -> None:
+    """The name was opened anew as no node had told of the earlier opening yet."""
+    later = replace(first(), epoch=2, generation=1 if is_recalled else STORE.generation)
+    held = with_sessions(first(), ("x", "a"))
+    answer = register(later, STORE, report("a", held, is_out=is_out), UNTIL)
+    assert answer.is_out
+    assert answer.record is not None
+    assert (answer.record.term, answer.record.seats) == (later.term, later.seats)
+    assert answer.record.recall == (Recall(UNTIL) if is_recalled else None)
+
+
 def test_where_two_terms_have_no_common_node_the_reporter_is_out() -> None:
     one, other = without(first(4), "a", "b"), without(first(4), "c", "d")
     record = recall_by(None, report("c", one))
@@ -351,12 +366,6 @@ def test_every_node_is_believed_what_it_says_of_its_own_ranks() -> None:
 
 def voters_without(record: TermRecord, *names: str) -> tuple[str, ...]:
     return without(record, *names).term.voters
-
-
-def test_a_node_in_an_earlier_opening_says_nothing_of_the_seats_of_a_later_one() -> None:
-    later = replace(first(), epoch=2)
-    record = recall_by(None, report("a", later), report("b", with_sessions(first(), ("x", "b"))))
-    assert record.seats == later.seats
 
 
 def test_a_group_is_over_when_all_nodes_have_registered_and_none_has_a_rank() -> None:

@@ -17,16 +17,30 @@ PLAN_LAG_SECONDS = 4.0
 _CLOSED_KEPT = 1024
 
 
+class LastTerm(NamedTuple):
+    """The newest term that this node has known of a group.
+
+    Attributes:
+        number: of the term.
+        generation: of the store that has made it.
+    """
+
+    number: int
+    generation: int
+
+
 class _End(NamedTuple):
     """The end of an opening on this node.
 
     Attributes:
         had_no_ranks: all ranks had left, on all nodes; else this node was left out.
         generation: of the store that had opened it. One that has lost everything may count anew.
+        term: the newest that this node has known.
     """
 
     had_no_ranks: bool
     generation: int
+    term: LastTerm
 
 
 class Registry:
@@ -49,7 +63,8 @@ class Registry:
         orchestrator, do not know yet: they would take this node for one that remembers its ops.
         """
         with self._changed:
-            if self._over.get((plan.group, plan.epoch)) == _End(True, plan.generation):
+            end = self._over.get((plan.group, plan.epoch))
+            if end is not None and end.had_no_ranks and end.generation == plan.generation:
                 return None
             group = self._opened_as(plan.group, plan.epoch)
             if group is None or group.evicted is not None:
@@ -103,6 +118,18 @@ class Registry:
             end = self._over.get((name, opening))
             return end is not None and end.had_no_ranks
 
+    def last_term(self, name: str, opening: int) -> LastTerm | None:
+        """Return the newest term that was known here of a group that is over; else ``None``.
+
+        It is over also where it is still open here, and goes on without this node.
+        """
+        with self._changed:
+            end = self._over.get((name, opening))
+            group = self._opened_as(name, opening)
+            if group is None:
+                return None if end is None else end.term
+            return None if group.evicted is None else _last_term(group)
+
     def remove(self, group: AgreeingGroup) -> bool:
         """Forget a group that is over; return False if that was done before."""
         with self._changed:
@@ -119,7 +146,7 @@ class Registry:
     def _remember_end(self, group: AgreeingGroup) -> None:
         if self._opened_as(group.name, group.opening) is not None:
             return  # this node is in it again
-        end = _End(group.has_no_ranks, group.plan.generation)
+        end = _End(group.has_no_ranks, group.plan.generation, _last_term(group))
         self._over[group.name, group.opening] = end
         while len(self._over) > _CLOSED_KEPT:
             del self._over[next(iter(self._over))]
@@ -128,3 +155,8 @@ class Registry:
         """The open groups; of one name, the newest last."""
         with self._changed:
             return [group for groups in self._groups.values() for group in groups]
+
+
+def _last_term(group: AgreeingGroup) -> LastTerm:
+    term = group.agreement.term
+    return LastTerm(term.number, term.generation)

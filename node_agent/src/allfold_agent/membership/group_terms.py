@@ -9,7 +9,7 @@ from typing import Any
 
 from allfold_agent.groups.failures import evicted
 from allfold_agent.groups.group import Group
-from allfold_agent.groups.registry import Registry
+from allfold_agent.groups.registry import LastTerm, Registry
 from allfold_agent.membership.early_notices import EarlyNotices
 from allfold_agent.runtime.locks import make_lock
 from allfold_agent.runtime.reactor import Reactor
@@ -27,16 +27,24 @@ class GroupTerms:
     what the node held at that moment.
 
     Args:
+        incarnation: returns the present life of this node.
         notices: keeps what comes for groups whose plan is on its way.
 
     Attributes:
         let_in: called with the record of a term that lets this node into a group.
+        register: called when the orchestrator is to hear at once what this node holds.
     """
 
     def __init__(
-        self, node: str, registry: Registry, notices: EarlyNotices, reactor: Reactor
+        self,
+        node: str,
+        incarnation: Callable[[], str],
+        registry: Registry,
+        notices: EarlyNotices,
+        reactor: Reactor,
     ) -> None:
         self._node = node
+        self._incarnation = incarnation
         self._registry = registry
         self._notices = notices
         self._reactor = reactor
@@ -45,7 +53,9 @@ class GroupTerms:
         self._is_registering = False
         self._generation = 0
         self._said: dict[str, int] = {}  # by group, the opening that a registration spoke of
+        self._disowned: dict[str, Mapping[str, Any]] = {}
         self.let_in: Callable[[Mapping[str, Any]], None] = lambda _: None
+        self.register: Callable[[], None] = lambda: None
 
     @property
     def generation(self) -> int:
@@ -66,7 +76,7 @@ class GroupTerms:
         That is so for a group that a store of an earlier generation has opened, and whose plan came
         after :meth:`held` was asked.
         """
-        return any(
+        return bool(self._disowned) or any(
             self._said.get(name) != group.opening and group.record["generation"] < self._generation
             for name, group in self._newest().items()
         )
@@ -83,7 +93,12 @@ class GroupTerms:
             newest = self._newest()
             self._said = {name: group.opening for name, group in newest.items()}
         records = {name: group.registers() for name, group in newest.items()}
-        return [
+        disowned = [
+            {"group": name, "record": record, "is_out": True}
+            for name, record in self._disowned.items()
+            if self._said.get(name, -1) < record["epoch"]
+        ]
+        return disowned + [
             {"group": name, "record": record, "is_out": newest[name].evicted is not None}
             for name, record in records.items()
         ]
@@ -95,28 +110,67 @@ class GroupTerms:
             out: the groups that go on without this node.
         """
         self._generation, self._is_registering = generation, False
-        over = {(name, self._said[name]) for name in out if name in self._said}
-        self._reactor.call(partial(self._registered, self._registrations, generation, over))
+        self._disowned.clear()
+        answer = partial(self._registered, self._registrations, generation, self._said, out)
+        self._reactor.call(answer)
 
-    def _registered(self, number: int, generation: int, over: Collection[tuple[str, int]]) -> None:
+    def _registered(
+        self, number: int, generation: int, said: Mapping[str, int], out: Collection[str]
+    ) -> None:
         """The registration of this number was answered; the next one may be under way already.
 
         Args:
-            over: the openings, with their groups' names, that go on without this node.
+            said: by group, the opening that it spoke of.
+            out: the groups of which that opening goes on without this node.
         """
         for group in self._registry.all():
             with self._lock:
                 if number == self._registrations:
                     group.registered(generation)
-            if (group.name, group.opening) in over:
+            newest = said.get(group.name, -1)
+            is_out = group.opening == newest and group.name in out
+            if is_out or _is_forgotten(group, newest):
                 group.evict(evicted(group.name, self._node, _UNKNOWN))
 
     def term(self, generation: int, group: str, record: Mapping[str, Any]) -> None:
         """A term was announced, by a store of a generation."""
-        if generation == self._generation and self._is_let_in(record):
-            self.let_in(record)
+        if generation == self._generation:
+            self._look_at(group, record)
         number = self._registrations
         self._reactor.call(partial(self._take, number, generation, group, record))
+
+    def _look_at(self, group: str, record: Mapping[str, Any]) -> None:
+        if self._is_let_in(record):
+            self.let_in(record)
+        is_over = self._registry.last_term(group, record["epoch"]) is not None
+        if is_over and self.is_unknown(group, record):
+            self.disown(group, record)
+
+    def is_unknown(self, group: str, record: Mapping[str, Any]) -> bool:
+        """Return True if a term takes this node for one that knows the group, and it does not.
+
+        The plan of the opening has not come here, or a store has lost the term that has left this
+        node out. The others wait for what it cannot know.
+        """
+        opening, joined = record["epoch"], self._joined(record)
+        last = self._registry.last_term(group, opening)
+        is_open = last is None and self._registry.look_for(group, opening, 0.0) is not None
+        if joined is None or is_open or self._registry.had_no_ranks(group, opening):
+            return False
+        return not self._is_let_in(record) or not _follows(record, joined, last)
+
+    def _joined(self, record: Mapping[str, Any]) -> int | None:
+        """Return the number of the term that has let this life of the node in, if it votes."""
+        voter, term = record["voters"].get(self._node), record["term"]
+        if voter is None or voter["incarnation"] != self._incarnation():
+            return None
+        joined: int = term["joined"][term["voters"].index(self._node)]
+        return joined
+
+    def disown(self, group: str, record: Mapping[str, Any]) -> None:
+        """Let the orchestrator know that this node is not in a group, whatever its term says."""
+        self._disowned[group] = record
+        self.register()
 
     def _is_let_in(self, record: Mapping[str, Any]) -> bool:
         term = record["term"]
@@ -146,3 +200,24 @@ class GroupTerms:
     def _evict_all(self, how: str) -> None:
         for group in self._registry.all():
             group.evict(evicted(group.name, self._node, how))
+
+
+def _follows(record: Mapping[str, Any], joined: int, last: LastTerm | None) -> bool:
+    """Return True if the term of this number, in which a node has joined, is later than its last.
+
+    A store that has lost terms makes others of the same numbers.
+    """
+    if last is None:
+        return True
+    term = record["term"]
+    is_new = joined == term["number"] and term["generation"] > last.generation
+    return is_new or joined > last.number
+
+
+def _is_forgotten(group: Group, newest: int) -> bool:
+    """Return True if a group has ranks here, although a later opening of its name is known.
+
+    A name is opened anew once no rank is known in it: a store has lost those of this opening, and
+    no registration will speak of them any more.
+    """
+    return group.opening < newest and not group.is_empty

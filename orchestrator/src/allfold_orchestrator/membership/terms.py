@@ -182,6 +182,9 @@ def register(
     Args:
         until: the end of the grace, where one begins now.
     """
+    if record is not None and report.held.epoch < record.epoch:
+        # The earlier opening is over, whatever it says of it; in the later one it may be all right.
+        return Registered(recalled(record, store, until), is_out=True)
     if report.is_out:
         return Registered(record and evict(recalled(record, store, until), _said_so(report)), True)
     if record is None:
@@ -228,8 +231,6 @@ def _with_own_seats(record: TermRecord, report: Registration) -> tuple[Seat, ...
 
     Its ranks may have come and gone since the term was made, and only the node was told.
     """
-    if report.held.epoch != record.epoch:
-        return record.seats
     node = report.life[0]
     own = tuple(seat for seat in report.held.seats if seat.node == node)
     kept = tuple(seat for seat in record.seats if seat.node != node or seat in own)
@@ -242,16 +243,15 @@ def _after(recall: Recall | None, voters: Collection[str]) -> Recall | None:
 
 
 def _meet(record: TermRecord, held: TermRecord) -> TermRecord | None:
-    """Return the record in which a recalled one and a reported one meet.
+    """Return the record in which a recalled one and a reported one of no earlier opening meet.
 
     If both are of one chain, the newer one counts. If they are of different chains, the group goes
     on with the nodes that are in both terms, because these know everything that either term
     decided. ``None`` if there are no such nodes.
     """
     mine, other = record.term, held.term
-    if held.epoch != record.epoch:
-        later = held if held.epoch > record.epoch else record
-        return replace(later, generation=record.generation, recall=record.recall)
+    if held.epoch > record.epoch:
+        return replace(held, generation=record.generation, recall=record.recall)
     if mine == other or mine.may_follow(other):
         return record
     if other.may_follow(mine):
