@@ -11,7 +11,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo check test test-all times chaos simulate fuzz coverage collected lint types docs docs-check site site-serve bench up down clean wheels lock version test-torch test-clients test-python
+.PHONY: help demo check test test-all times chaos simulate fuzz pure coverage collected lint types docs docs-check site site-serve bench up down clean wheels lock version test-torch test-clients test-python
 
 PYTHON ?= $(firstword $(foreach each,3.11 3.12 3.13 3.14 3,$(shell command -v python$(each))))
 OTHER_PYTHON ?= $(firstword $(foreach each,$(filter-out $(PYTHON),python3.14 python3.13 python3.12),$(call works,$(each))))
@@ -28,7 +28,8 @@ export ALLFOLD_DOCKER_ROOT ?= $(CURDIR)/.venv/docker
 COMPOSE ?= $(shell docker compose version > /dev/null 2>&1 && echo docker compose || echo docker-compose)
 
 BIN := .venv/bin
-PIP = $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
+# Python compiles what it imports; pip would compile all that there is, on one processor.
+PIP = $(BIN)/python -m pip install --disable-pip-version-check --no-compile -c constraints.txt $(PIP_ARGS)
 PACKAGES := collective_core orchestrator node_agent client_sdk
 SOURCES := $(PACKAGES:%=%/src)
 # Without the theme's notice about its successor.
@@ -48,11 +49,12 @@ unexport PYTHONDONTWRITEBYTECODE
 # The tiers, and what each runs beside the one before it: tests/support/tiers.py.
 PURE := tests/core tests/orchestrator/membership
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+PURE_TESTS = $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --hypothesis-seed=0 -m "not long" $(PURE)
 TORCH ?= 2.14.1
 ifeq ($(origin TESTS),undefined)
 TESTS := tests
 GATE := -m "not pure and not long and not clients"
-PURE_TOO := coverage collected
+PURE_TOO := pure collected
 endif
 
 help: ## show this list
@@ -62,13 +64,14 @@ demo: .venv/.installed ## train a network on 2 nodes x 2 ranks; the last line sa
 	@$(BIN)/allfold run --nodes 2 --nproc-per-node 2 --no-prefix examples/train_digits.py
 
 check: .venv/.installed-dev ## three minutes: style, types, made files, the core and membership
-	@$(MAKE) $(AT_ONCE) lint types docs-check coverage collected
+	@$(MAKE) $(AT_ONCE) lint types docs-check pure collected
 
 test: .venv/.installed-dev ## the gate, twelve minutes: all that, and each promise once
 	@$(MAKE) $(AT_ONCE) lint types docs-check $(PURE_TOO)
 	@$(PYTEST) $(GATE) $(TESTS)
 
-test-all: check ## each night: every test, the clients, the site, and the cores on another Python
+test-all: .venv/.installed-dev ## each night: every test, coverage, the clients, the site, the cores on another Python
+	@$(MAKE) $(AT_ONCE) lint types docs-check coverage collected
 	@$(MAKE) --no-print-directory site test-clients test-python
 	@ALLFOLD_FUZZ_TIMES=$(NIGHTLY_FUZZ_TIMES) $(PYTEST) -m "(long or not pure) and not clients" tests
 
@@ -84,9 +87,11 @@ simulate: .venv/.installed-dev ## an hour of stories of faults in one process, o
 fuzz: .venv/.installed-dev ## the fuzz tests with FUZZ_TIMES (50) times as many inputs as `make test`
 	@ALLFOLD_FUZZ_TIMES=$(FUZZ_TIMES) $(BIN)/python -m pytest --timeout 7200 $(PYTEST_ARGS) tests/fuzz
 
-coverage: .venv/.installed-dev ## show that tests run every branch of the core and of membership
-	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --hypothesis-seed=0 -m "not long" \
-	  --cov --cov-report=term:skip-covered $(PURE)
+pure: .venv/.installed-dev ## run the tests of the core and of membership
+	@$(PURE_TESTS)
+
+coverage: .venv/.installed-dev ## the same, and show that they run every branch of both
+	@$(PURE_TESTS) --cov --cov-report=term:skip-covered
 
 collected: .venv/.installed-dev ## show that every test can be imported; later runs find them compiled
 	@$(BIN)/python -m pytest --collect-only -q tests > .venv/collected || { cat .venv/collected; false; }

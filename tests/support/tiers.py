@@ -2,8 +2,8 @@
 
 A case is in one of these sets, by a marker that is put here:
 
-* ``pure``: of the core and of membership. ``make check`` runs them, and shows that they run every
-  branch of both.
+* ``pure``: of the core and of membership. ``make check`` runs them; ``make test-all`` shows that
+  they run every branch of both.
 * ``long``: for ``make test-all`` alone, which runs each night. A case is long by its own marker, or
   because it shows for another shape what a case of the gate shows for one (``tests/tiers.py``).
 * ``clients``: need libraries of others, in an environment of its own. ``make test-all`` runs them
