@@ -59,11 +59,13 @@ class Elements(HTMLParser):
         self.found.append((tag, {name: value or "" for name, value in attributes}))
 
 
+@pytest.mark.long
 def test_every_page_of_the_folder_is_in_the_site(site: Path) -> None:
     pages = {page.stem for page in (ROOT / "docs").glob("*.md")}
     assert pages <= {page.stem for page in site.glob("*.html")}
 
 
+@pytest.mark.long
 def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:
     loaded = [
         (page.name, attributes[LOADED[tag]])
@@ -74,12 +76,14 @@ def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:
     assert loaded == []
 
 
+@pytest.mark.long
 def test_style_sheets_load_nothing_from_elsewhere(site: Path) -> None:
     sheets = list(site.rglob("*.css"))
     assert sheets
     assert [each for each in sheets if re.search(r"url\(.?(https?:)?//", each.read_text())] == []
 
 
+@pytest.mark.long
 def test_the_theme_asks_no_server_about_the_repository(site: Path) -> None:
     """It would ask GitHub for the number of stars where it shows the repository in its head."""
     components = {
@@ -92,6 +96,7 @@ def test_the_theme_asks_no_server_about_the_repository(site: Path) -> None:
     assert "source" not in components
 
 
+@pytest.mark.long
 def test_links_out_of_the_folder_are_addresses_of_the_repository(site: Path) -> None:
     links = [
         attributes["href"]
@@ -103,6 +108,7 @@ def test_links_out_of_the_folder_are_addresses_of_the_repository(site: Path) -> 
     assert [link for link in links if link.startswith("../")] == []
 
 
+@pytest.mark.long
 def test_tables_of_pages_are_tables_of_the_site(site: Path) -> None:
     """Markdown has many dialects: a table that the repository shows may be text on the site."""
     for page in (ROOT / "docs").glob("*.md"):

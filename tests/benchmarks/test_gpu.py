@@ -68,6 +68,7 @@ for library in libraries:
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_workloads_on_tensors_of_torch_are_timed_and_checked(tmp_path: Path) -> None:
     """As on a GPU, by one rank: in a process of its own, which opens a group of torch."""

@@ -103,6 +103,7 @@ def test_a_rank_that_is_late_is_named_in_the_op_that_waits(page: Page, folder: P
     expect(page.locator(".node.waits")).to_have_count(0)
 
 
+@pytest.mark.long
 def test_the_colours_follow_the_system_and_the_reader(page: Page) -> None:
     def paper() -> str:
         return str(page.evaluate("getComputedStyle(document.body).backgroundColor"))
@@ -135,6 +136,7 @@ def test_it_is_used_with_the_keyboard_alone(page: Page) -> None:
     expect(headline(page)).to_be_focused()
 
 
+@pytest.mark.long
 def test_new_data_leaves_the_focus_and_what_is_open(page: Page) -> None:
     page.goto(f"{page.url.partition('#')[0]}#/groups/train")
     summary = page.get_by_text("As a table: Latency")

@@ -96,6 +96,7 @@ def test_a_temporary_folder_with_a_long_path_is_refused(
 # --- allfold up and allfold status
 
 
+@pytest.mark.long
 def test_what_up_prints_is_what_status_needs(allfold: Commands) -> None:
     command = allfold.start(*UP, "--nodes", "2")
     command.wait_for_output("ALLFOLD_SOCKET", count=2)

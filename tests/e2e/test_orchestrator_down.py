@@ -130,6 +130,7 @@ def test_who_registers_while_the_orchestrator_is_down_is_told_in_time(
         goes_on(job)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("embedded")
 def test_who_registers_while_the_orchestrator_is_away_is_seated_when_it_is_back(
     pool: RankPool, services: Services
@@ -178,6 +179,7 @@ def test_an_orchestrator_that_is_killed_remembers_the_groups_in_redis(
     a_new_job_starts(pool, "reader", "another")
 
 
+@pytest.mark.long
 @pytest.mark.redis
 def test_a_group_that_is_forming_survives_a_restart_of_the_orchestrator(
     pool: RankPool, services: Services, redis: RedisServer

@@ -84,6 +84,7 @@ def test_ddp(two_nodes: TorchJob, options: dict[str, Any]) -> None:
     assert two_nodes.run(training_programs.ddp, device=CPU, **options) == ["none"] * 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("hooked", [False, True])
 def test_ddp_in_the_arena(two_nodes: TorchJob, hooked: bool) -> None:
     program = training_programs.ddp_in_the_arena

@@ -87,10 +87,11 @@ except RuntimeError as error:
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("failure", "ends"),
     [
-        pytest.param("os._exit(9)", 3, id="dies", marks=pytest.mark.long),
+        pytest.param("os._exit(9)", 3, id="dies"),
         pytest.param("raise ValueError('out of luck')", 4, id="raises"),
     ],
 )
