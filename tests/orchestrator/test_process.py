@@ -113,7 +113,7 @@ def test_it_survives_the_loss_of_its_store(own_redis: RedisServer) -> None:
         orchestrator.wait_ready()
         assert orchestrator.join(0, "a").status_code == 404  # this Redis kept nothing
         orchestrator.register("a")
-        assert orchestrator.join(0, "a").json() == {"schema": 1, "epoch": 1, "ready": False}
+        assert orchestrator.join(0, "a").json() == {"schema": 1, "epoch": 1025, "ready": False}
         lost = [line["message"] for line in orchestrator.log() if line["level"] == "error"]
         assert len(lost) == 1  # not a line per second
 

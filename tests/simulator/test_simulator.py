@@ -27,6 +27,7 @@ MENDED = {
     20073: "terms that the store had lost were taken for later ones of the same number",
     364: "a node that was there at the opening took part by a term, without the plan",
     263: "a node took part in a group again, as a store had lost the term that left it out",
+    50942: "a store that had lost all opened a group by the number of one that still ran",
     50361: "a node kept an opening that was unknown to the store when it opened the name anew",
 }
 """Stories that once went wrong, by number, with what was wrong."""

@@ -23,6 +23,8 @@ from tests.orchestrator.membership.running_groups import (
 )
 
 STORE = StoreLife(2, "another")
+# The numbers of the first openings in these generations of a store.
+FIRST_OF_2, FIRST_OF_5 = 1025, 4097
 
 
 def registers(state: GroupState, on: str, held: TermRecord) -> GroupState:
@@ -54,7 +56,7 @@ def test_ranks_form_another_group_beside_one_of_which_no_node_has_told() -> None
     assert "registered already" in refused(before, newcomer).message
     later = replace(newcomer, store=StoreLife(5, "0"))
     forming, (seated,) = play([later], before)
-    assert seated == Seated(0, 2, ready=False)
+    assert seated == Seated(0, FIRST_OF_5, ready=False)
     assert forming.forming is not None
     assert forming.forming.full
 
@@ -103,7 +105,7 @@ def test_what_a_node_has_said_of_its_ranks_counts_for_more_than_what_others_know
 def test_ranks_that_were_to_open_a_group_join_it_when_its_nodes_report_that_it_runs() -> None:
     late = elastic(None, "c", session="new", generation=2)
     state, (seated,) = play([late])
-    assert seated == Seated(0, 1, ready=False)
+    assert seated == Seated(0, FIRST_OF_2, ready=False)
     held = record_of(running(generation=1))
     state = registers(registers(state, "a", held), "b", held)
     assert state.forming is None
@@ -144,7 +146,7 @@ def test_a_second_job_under_the_name_of_a_group_that_runs_is_told_so_at_once(los
 
 def test_ranks_that_came_before_the_nodes_told_of_their_group_ask_again_and_are_refused() -> None:
     state, (seated,) = play([fixed(0)])
-    assert seated == Seated(0, 1, ready=False)
+    assert seated == Seated(0, FIRST_OF_2, ready=False)
     held = record_of(running(max_world=None, generation=1))
     state = registers(state, "a", held)
     assert state.forming is not None, "a rank of node b may have left, which only b knows"
@@ -158,7 +160,7 @@ def test_a_job_that_is_started_anew_waits_for_the_ranks_of_a_group_that_others_h
     left = play([leave(0)], before)[0]
     state = registers(registers(GroupState(GROUP), "b", record_of(before)), "a", record_of(left))
     state, (seated,) = play([fixed(0)], state)
-    assert seated == Seated(0, 2, ready=False)
+    assert seated == Seated(0, FIRST_OF_2, ready=False)
 
 
 @EITHER

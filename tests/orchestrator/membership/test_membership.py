@@ -376,6 +376,16 @@ def test_epochs_that_agents_hold_are_not_used_again() -> None:
     assert instructions[0] == Seated(1, epoch=8, ready=True)
 
 
+def test_a_store_that_has_lost_all_opens_no_group_by_a_number_of_an_earlier_generation() -> None:
+    """A group that it has forgotten may still run, and its nodes tell of it later."""
+    numbers = []
+    for generation in (1, 2, 3):
+        _, (seated, *_) = step(EMPTY, join(0, of=1, generation=generation))
+        assert isinstance(seated, Seated)
+        numbers.append(seated.epoch)
+    assert numbers == [1, 1025, 2049]
+
+
 @pytest.mark.parametrize("held", [1, 7])
 def test_a_report_that_comes_while_a_group_forms_moves_its_epoch(held: int) -> None:
     state, _ = play([join(0), NodeHolds("b", held)])

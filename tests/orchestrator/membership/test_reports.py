@@ -46,7 +46,7 @@ def test_an_epoch_begins_with_a_term_of_all_its_nodes_and_of_the_stores_generati
     record = record_of(state)
     assert state.current is not None
     assert state.current.plan.generation == 3
-    assert (record.epoch, record.term.number, record.term.generation) == (1, 1, 3)
+    assert (record.epoch, record.term.number, record.term.generation) == (2049, 2049, 3)
     assert record.term.voters == ("a", "b")
     assert record.seats == (Seat("s0", "a"), Seat("s1", "b"))
 

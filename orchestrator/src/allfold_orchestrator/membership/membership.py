@@ -64,6 +64,10 @@ from allfold_orchestrator.membership.reports import (
 )
 from allfold_orchestrator.membership.terms import first_term
 
+# A term has the number of its opening at first, and stamps have 24 bits for that: enough for all
+# generations, which have 12.
+_OPENINGS_OF_A_GENERATION = 1 << 10
+
 
 def step(state: GroupState, event: Event) -> Outcome:
     """Return the state after ``event``, and what follows from it."""
@@ -169,7 +173,10 @@ def _with_refusal(state: GroupState, error: AllfoldError) -> GroupState:
 def _take_seat(state: GroupState, join: Join) -> Outcome:
     assert join.rank is not None
     forming = state.forming or Formation(
-        state.last_epoch + 1, join.params, join.links, generation=join.generation
+        _next_opening(state.last_epoch, join.generation),
+        join.params,
+        join.links,
+        generation=join.generation,
     )
     forming = replace(
         forming,
@@ -179,6 +186,15 @@ def _take_seat(state: GroupState, join: Join) -> Outcome:
     )
     state, completed = _complete_if_possible(replace(state, forming=forming))
     return state, (Seated(join.rank, forming.epoch, ready=bool(completed)), *completed)
+
+
+def _next_opening(last: int, generation: int) -> int:
+    """Return the number of an opening after the last one under a name that the store knows of.
+
+    A store that has lost all knows of none, while a group of that name may still run: its own
+    numbers begin above those that earlier generations have given.
+    """
+    return max(last, (max(generation, 1) - 1) * _OPENINGS_OF_A_GENERATION) + 1
 
 
 def _complete_if_possible(state: GroupState, generation: int = 0) -> Outcome:
