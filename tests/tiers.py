@@ -32,6 +32,7 @@ GATE = (
     One("tests/torch_backend/", ("torch_job",), TWO_BY_TWO),
     One("tests/torch_backend/test_collectives.py::test_a_mean_of_integers", ("program",)),
     One("tests/torch_backend/test_compiled.py", ("program",)),
+    One("tests/torch_backend/test_training.py", ("options", "compute", "wire"), ("int8",)),
     One("tests/torch_backend/test_replaced_backends.py", ("has",)),
     One("tests/cuda/", ("nodes",), TWO_BY_TWO),
     One("tests/cuda/test_collectives.py", ("numel",), ("1000",)),
