@@ -101,11 +101,22 @@ def takes_writes(pod: Pod, value: str) -> bool:
     return pod.asks("set", "key", value) == "OK"
 
 
+def have(pods: list[Pod], value: str) -> list[bool]:
+    return [pod.asks("get", "key") == value for pod in pods]
+
+
+def primaries(pods: list[Pod]) -> set[str]:
+    """The primaries that the Sentinels know; one, when they agree."""
+    return {pod.known_primary for pod in pods}
+
+
 def test_another_redis_takes_over_and_all_of_them_agree(pods: list[Pod]) -> None:
     first, *others = pods
     wait_until(lambda: roles(pods) == ["master", "slave", "slave"], "the first leads", SECONDS)
     wait_until(lambda: takes_writes(first, "kept"), "a replica is there", SECONDS)
     wait_until(lambda: know_each_other(pods), "the Sentinels know each other", SECONDS)
+    # Redis says OK before its replicas have it.
+    wait_until(lambda: all(have(others, "kept")), "the replicas have what was written", SECONDS)
 
     first.kill()
     wait_until(lambda: sorted(roles(others)) == ["master", "slave"], "another leads", SECONDS)
@@ -117,14 +128,14 @@ def test_another_redis_takes_over_and_all_of_them_agree(pods: list[Pod]) -> None
     first.start()
     wait_until(lambda: first.asks("get", "key") == "newer", "the first is a replica", SECONDS)
     assert first.role == "slave"
-    assert {pod.known_primary for pod in pods} == {primary.host}
+    wait_until(lambda: primaries(pods) == {primary.host}, "all Sentinels agree", SECONDS)
 
     # Also when its volume is lost: it asks the others.
     first.kill()
     (first.folder / "sentinel.conf").unlink()
     first.start()
     wait_until(lambda: first.role == "slave", "the first is a replica again", SECONDS)
-    assert first.known_primary == primary.host
+    wait_until(lambda: primaries(pods) == {primary.host}, "all Sentinels agree again", SECONDS)
 
 
 @pytest.mark.long
