@@ -272,7 +272,7 @@ def test_nothing_starts_before_what_it_depends_on_is_ready(up: Stack) -> None:
 
 @pytest.fixture(scope="module")
 def inspected(up: Stack) -> Inspected:
-    """What the engine says of each service of the stack: what it was told to run it with."""
+    """The settings of each service's container, as the engine has them."""
     found = up.project.inspect()
     return {service: found[service] for service in docker.default_services()}
 

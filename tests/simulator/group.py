@@ -49,7 +49,7 @@ LONGEST_TRANSFER = 0.06
 
 
 class _Nothing:
-    """What a group has in the product, and needs not here: whatever is asked of it does nothing."""
+    """A part of a group that no story needs: every call of it does nothing."""
 
     def __getattr__(self, _: str) -> Callable[..., Any]:
         return lambda *_args, **_named: None
@@ -242,7 +242,7 @@ class SimulatedGroup(AgreeingGroup):
 
 
 class _Edges:
-    """What the agent asks of a group's edges."""
+    """The edges of a group, as far as an agent asks for them."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent

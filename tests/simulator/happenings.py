@@ -1,4 +1,4 @@
-"""What can happen in a simulation: each event of a story, done to whom it concerns."""
+"""The events of a story, and how each is done to the processes that it concerns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was decided, started and told in a simulation; the first contradiction is a violation."""
+"""The record of a simulation: decisions, starts and outcomes; a contradiction is a violation."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ def test_an_op_of_which_a_call_is_refused_fails_on_all_nodes_and_later_ones_are_
 def test_an_op_that_a_rank_cannot_call_fails_for_the_others_with_its_reason(
     ranks: list[list[int]],
 ) -> None:
-    """Whether they have called it by then, or call it later."""
+    """Also for those that call it later."""
     with local_groups(ranks) as local:
         odd, late, early = local.ranks
         early.call(0, [1.0])
