@@ -12,6 +12,7 @@ from typing import Protocol
 import pytest
 from fakeredis import FakeServer
 
+from allfold_orchestrator.membership import terms
 from allfold_orchestrator.membership.group_state import NodeInfo
 from allfold_orchestrator.membership.nodes import NodeRecord
 from allfold_orchestrator.store.clock import Clock
@@ -39,6 +40,12 @@ class ManualClock:
 
     async def synchronize(self) -> None:
         """It is never wrong."""
+
+
+@pytest.fixture(autouse=True)
+def generations_begin_at_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the numbers of a new store's generation and openings be known, which chance gives."""
+    monkeypatch.setattr(terms, "FIRST_GENERATIONS", 1)
 
 
 @pytest.fixture

@@ -81,10 +81,10 @@ def test_what_it_knows_survives_its_sudden_death(own_redis: RedisServer) -> None
     with OrchestratorProcess(own_redis.url) as orchestrator:
         for node in ("a", "b"):
             orchestrator.register(node)
-        orchestrator.join(0, "a")
+        joined = orchestrator.join(0, "a").json()
         orchestrator.kill()
         orchestrator.start()
-        assert orchestrator.join(1, "b").json() == {"schema": 1, "epoch": 1, "ready": True}
+        assert orchestrator.join(1, "b").json() == {**joined, "ready": True}
         assert orchestrator.http.get("/v1/groups/train").json()["phase"] == "ready"
         assert "gone" not in orchestrator.states().values()
 
@@ -113,7 +113,7 @@ def test_it_survives_the_loss_of_its_store(own_redis: RedisServer) -> None:
         orchestrator.wait_ready()
         assert orchestrator.join(0, "a").status_code == 404  # this Redis kept nothing
         orchestrator.register("a")
-        assert orchestrator.join(0, "a").json() == {"schema": 1, "epoch": 1025, "ready": False}
+        assert orchestrator.join(0, "a").json()["ready"] is False
         lost = [line["message"] for line in orchestrator.log() if line["level"] == "error"]
         assert len(lost) == 1  # not a line per second
 

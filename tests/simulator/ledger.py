@@ -50,7 +50,6 @@ class Ledger:
         self._births: dict[int, str] = {}
         self._world = world
         self._told: defaultdict[Op, dict[str, tuple[Rank, Agent, Outcome]]] = defaultdict(dict)
-        self._record: Mapping[str, Any] = {}
         # In the order of writes.
         self._decided: dict[tuple[Opening, int, frozenset[Life]], None] = {}
 
@@ -61,20 +60,20 @@ class Ledger:
 
     # Terms
 
-    def written(self, key: str, fields: Mapping[str, str]) -> None:
-        """A record was written into the store: a term may have been decided."""
+    def written(self, before: Mapping[str, str], fields: Mapping[str, str]) -> None:
+        """Fields of a record are written into the store: a term may have been decided."""
         if "term" in fields:
             record = json.loads(fields["term"])
             term = record["term"]
             lives = frozenset(zip(term["voters"], term["joined"], strict=True))
             opening = record["epoch"], record["plan"]["generation"]
             self._decided.setdefault((opening, term["number"], lives))
-            self._check_evictions(record)
+            if "term" in before:
+                self._check_evictions(json.loads(before["term"]), record)
 
-    def _check_evictions(self, record: Mapping[str, Any]) -> None:
+    def _check_evictions(self, before: Mapping[str, Any], record: Mapping[str, Any]) -> None:
         """Check that no node is left out that has done nothing wrong, and has a rank."""
-        before, self._record = self._record, record
-        if before.get("generation") != record["generation"] or before["epoch"] != record["epoch"]:
+        if before["generation"] != record["generation"] or before["epoch"] != record["epoch"]:
             return
         for node, voter in before["voters"].items():
             agent, is_left_out = self._world.agents[node], node not in record["voters"]

@@ -19,7 +19,7 @@ class Tables:
         self._until: dict[str, float] = {}
         self._changes: defaultdict[str, int] = defaultdict(int)
         self._rng = random.Random(1)
-        self.on_hset: Callable[[str, Mapping[str, str]], None] = lambda *_: None
+        self.on_hset: Callable[[Mapping[str, str], Mapping[str, str]], None] = lambda *_: None
         self.on_publish: Callable[[str], int] = lambda _: 0
 
     def snapshot(self) -> tuple[dict[str, Any], dict[str, float]]:
@@ -121,8 +121,8 @@ class Tables:
         if key is not None and value is not None:
             fields[key] = value
         new = len(fields.keys() - table.keys())
+        self.on_hset(table, fields)
         table.update(fields)
-        self.on_hset(name, fields)
         return new
 
     def hmget(self, name: str, keys: Sequence[str]) -> list[str | None]:

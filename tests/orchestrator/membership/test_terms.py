@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from allfold_core.survival.records import Seat, Term
+from allfold_orchestrator.links.messages import MAX_GENERATION
 from allfold_orchestrator.membership.term_record import (
     Recall,
     Registration,
@@ -15,6 +16,7 @@ from allfold_orchestrator.membership.term_record import (
     TermRecord,
 )
 from allfold_orchestrator.membership.terms import (
+    FIRST_GENERATIONS,
     evict,
     first_term,
     may_evict,
@@ -124,6 +126,15 @@ def test_a_server_that_was_started_anew_is_another_generation_of_the_store() -> 
     assert one == StoreLife(1, "x")
     assert store_life(one, "x") is one
     assert store_life(one, "y") == StoreLife(2, "y")
+
+
+def test_a_store_that_has_lost_all_begins_with_a_generation_by_chance(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.undo()  # what all other tests begin at
+    first = [store_life(None, f"run {n}").generation for n in range(100)]
+    assert len(set(first)) > 90
+    assert all(1 <= each <= FIRST_GENERATIONS < MAX_GENERATION / 2 for each in first)
 
 
 @pytest.mark.parametrize(("reported", "grown"), [(1, 4), (3, 4), (7, 8)])

@@ -248,14 +248,18 @@ class JuryRunner:
     async def _evict(self, lives: Mapping[Life, str], turn: str | None) -> list[Life]:
         """End lives; return those that are over, and in no group that became known meanwhile.
 
-        First in the store, so that any replica finishes what this one begins.
+        First in the store, so that any replica finishes what this one begins. None is over if the
+        store has lost something meanwhile: it may be this.
         """
+        generation = self._store.lives.known.generation
         over = [life for life, how in lives.items() if await self._end(life, how, turn)]
         groups = {life: self._terms.groups_of(life) for life in over}
         await self._orchestrator.clear_up(over, set[str]().union(*groups.values()), lives)
         for life in over:
             if life in self._links:
                 self._links[life].end_life(lives[life])
+        if (await self._store.lives.read()).generation != generation:
+            return []
         # A store that was lost does not know the groups of a life; members tell as they link.
         return [life for life in over if self._terms.groups_of(life) <= groups[life]]
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, replace
+from zlib import crc32
 
 from allfold_core.plan import Plan
 from allfold_core.survival.plans import first_record
@@ -25,11 +26,18 @@ from allfold_orchestrator.membership.term_record import (
     Voter,
 )
 
+FIRST_GENERATIONS = 1 << 10
+"""A quarter of those that there are, as each further life of the store takes one."""
+
 
 def store_life(stored: StoreLife | None, run_id: str) -> StoreLife:
-    """Return the store's life as it is now; it is another one where the server was started anew."""
+    """Return the store's life as it is now; it is another one where the server was started anew.
+
+    A store that has lost all does not know how many lives it had. Its first generation is one by
+    chance: the numbers of openings follow from it, and groups of an earlier life may still run.
+    """
     if stored is None:
-        return StoreLife(1, run_id)
+        return StoreLife(1 + crc32(run_id.encode()) % FIRST_GENERATIONS, run_id)
     return stored if stored.run_id == run_id else StoreLife(stored.generation + 1, run_id)
 
 
