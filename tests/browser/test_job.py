@@ -119,12 +119,23 @@ def test_the_colours_follow_the_system_and_the_reader(page: Page) -> None:
     assert paper() == light
 
 
+def wait_for_data(page: Page) -> None:
+    """Wait until the page has changed, as it does with new data."""
+    with page.expect_event("console", predicate=lambda message: message.text == "shown"):
+        page.evaluate(
+            """() => new MutationObserver((_, it) => { it.disconnect(); console.log("shown"); })
+            .observe(document.querySelector("main"),
+                     {subtree: true, childList: true, characterData: true})"""
+        )
+
+
 def test_it_is_used_with_the_keyboard_alone(page: Page) -> None:
-    page.reload()
+    page.goto(page.url.partition("#")[0])  # as people enter it: it names no page
     expect(page.get_by_role("article", name="Group train")).to_be_visible()
     page.keyboard.press("Tab")
     expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
     page.keyboard.press("Enter")
+    wait_for_data(page)
     expect(page.get_by_role("main")).to_be_focused()
     page.keyboard.press("Tab")
     group = page.get_by_role("article", name="Group train").get_by_role("link", name="train")
@@ -144,12 +155,7 @@ def test_new_data_leaves_the_focus_and_what_is_open(page: Page) -> None:
     first = page.get_by_role("columnheader", name="Latency")
     expect(first).to_be_visible()
     for _ in range(2):
-        with page.expect_event("console", predicate=lambda message: message.text == "shown"):
-            page.evaluate(
-                """() => new MutationObserver((_, it) => { it.disconnect(); console.log("shown"); })
-                .observe(document.querySelector("main"),
-                         {subtree: true, childList: true, characterData: true})"""
-            )
+        wait_for_data(page)
     expect(first).to_be_visible()
     expect(summary).to_be_focused()
 

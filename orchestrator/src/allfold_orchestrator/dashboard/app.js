@@ -63,8 +63,12 @@ function ask(reason) {
   main.dataset.reason = reason;
 }
 
+function address() {
+  return location.hash || "#/";
+}
+
 function page() {
-  const [kind = "", name] = location.hash.replace(/^#\/?/, "").split("/").map(decoded);
+  const [kind = "", name] = address().replace(/^#\/?/, "").split("/").map(decoded);
   if (kind === "groups" && name) return { name: "overview", heading: `Group ${name}`, make: () => groupPage(view, name) };
   if (kind === "nodes" && name) return { name: "nodes", heading: `Node ${name}`, make: () => nodePage(view, name) };
   if (kind === "nodes") return { name: "nodes", heading: "Nodes", make: () => nodesPage(view) };
@@ -83,7 +87,7 @@ function decoded(part) {
 function render() {
   if (!view) return;
   const { name, heading, make } = page();
-  const isOther = openedPage !== location.hash;
+  const isOther = openedPage !== address();
   if (isOther) main.replaceChildren();
   show(main, make());
   for (const each of document.querySelectorAll("nav a[data-page]")) {
@@ -95,7 +99,7 @@ function render() {
     window.scrollTo(0, 0);
     main.querySelector("h1")?.focus({ preventScroll: true });
   }
-  openedPage = location.hash || "#/";
+  openedPage = address();
 }
 
 /** Say incidents once, when they begin and when they are over: not what ticks. */
