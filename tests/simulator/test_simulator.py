@@ -28,6 +28,8 @@ MENDED = {
     364: "a node that was there at the opening took part by a term, without the plan",
     263: "a node took part in a group again, as a store had lost the term that left it out",
     50942: "a store that had lost all opened a group by the number of one that still ran",
+    102728: "a store that had lost all gave a new group the numbers of one that ran",
+    200074: "a verdict was lost with the records of its groups",
     50361: "a node kept an opening that was unknown to the store when it opened the name anew",
 }
 """Stories that once went wrong, by number, with what was wrong."""

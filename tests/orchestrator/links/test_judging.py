@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 from asyncio import Event
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from typing import Any
 from unittest.mock import AsyncMock, Mock
 
 import pytest
 
 from allfold_core.errors import ServiceError
+from allfold_orchestrator.links.dial import Dialled
 from allfold_orchestrator.links.jury_runner import JuryRunner
 from allfold_orchestrator.links.known_terms import KnownTerms
 from allfold_orchestrator.links.link import Connected
@@ -108,52 +108,28 @@ async def test_a_verdict_that_may_not_be_carried_out_now_takes_no_accusation_awa
         await until(lambda: runner.is_idle, "with it goes what it said")
 
 
-def a_runner(terms: KnownTerms, store: Mock, clear_up: Callable[..., Any]) -> JuryRunner:
-    """A runner with a verdict on b, in a store that knows no group of it."""
-    store.nodes.groups_of.return_value, store.nodes.leases.return_value = [], {}
-    store.groups.read_if_possible.return_value = None
-    store.lives.known = StoreLife(1, "run")
-    store.lives.read = AsyncMock(side_effect=lambda: store.lives.known)
-    store.clock.now.return_value = 0.0
-    parts = Mock(clear_up=clear_up), terms, Connected(), AsyncMock(), AsyncMock(), Event()
-    runner = JuryRunner(store, *parts)
-    runner.execute([Evict({("b", "1"): "is gone"}, is_proven=True)])
-    return runner
-
-
-async def test_a_life_ends_also_in_a_group_that_becomes_known_while_it_is_ended() -> None:
-    """A store that was lost does not know the group; a member has just linked, and accuses."""
+async def test_a_life_ends_also_in_a_group_that_members_bring_back_while_it_is_ended() -> None:
+    """The store has lost the group; a member has just registered it again, and accuses."""
     terms, ended = KnownTerms(), list[set[str]]()
     store = Mock(nodes=AsyncMock(), groups=AsyncMock())
+    store.nodes.groups_of.return_value, store.nodes.leases.return_value = [], {}
+    store.groups.read_if_possible.return_value = None
+    store.lives.read = AsyncMock(return_value=StoreLife(1, "run"))
+    store.clock.now.return_value = 0.0
 
     async def clear_up(_: object, groups: set[str], __: object) -> None:
         ended.append(groups)
-        terms.replace("train", record(a="1", b="1"))
+        if len(ended) == 1:
+            terms.replace("train", record(a="1", b="1"))
+            runner.accuse(("a", "1"), ("b", "1"), jury.Charge.REFUSED, terms.lives, 0.0)
 
-    runner = a_runner(terms, store, clear_up)
+    refuses = AsyncMock(return_value=Dialled.REFUSED)
+    parts = Mock(clear_up=clear_up), terms, Connected(), refuses, AsyncMock(), Event()
+    runner = JuryRunner(store, *parts)
+    runner.execute([Evict({("b", "1"): "is gone"}, is_proven=True)])
     for _ in range(2):
         await runner.decide_if_due()
     assert ended == [set(), {"train"}]
-    assert runner.is_idle
-    runner.close()
-
-
-async def test_a_life_ends_once_more_if_the_store_has_lost_something_while_it_was_ended() -> None:
-    """The record without it may be lost, and come back from members as it was before."""
-    terms, ended = KnownTerms(), list[set[str]]()
-    terms.replace("train", record(a="1", b="1"))
-    store = Mock(nodes=AsyncMock(), groups=AsyncMock())
-
-    async def clear_up(_: object, groups: set[str], __: object) -> None:
-        ended.append(groups)
-        store.lives.known = StoreLife(2, "another run")
-
-    runner = a_runner(terms, store, clear_up)
-    await runner.decide_if_due()
-    assert not runner.is_idle
-    terms.replace("train", replace(record(a="1", b="1"), generation=2))
-    await runner.decide_if_due()
-    assert ended == [{"train"}] * 2
     assert runner.is_idle
     runner.close()
 

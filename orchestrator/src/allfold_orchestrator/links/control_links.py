@@ -232,9 +232,7 @@ class ControlLinks:
             charge, by = Charge(accusation.charge), link.life
             facts = {"node": accused[0], "by": by[0], "seconds": round(accusation.since, 3)}
             log.info("node accused: %s", charge.value, extra=facts)
-            self._runner.execute(
-                self._runner.jury.accused(monotonic(), by, accused, charge, members, accusation.lag)
-            )
+            self._runner.accuse(by, accused, charge, members, accusation.lag)
 
     # Terms
 

@@ -13,6 +13,7 @@ from allfold_orchestrator.links import messages
 from allfold_orchestrator.links.dial import Dialled
 from allfold_orchestrator.links.known_terms import KnownTerms
 from allfold_orchestrator.links.link import Connected
+from allfold_orchestrator.membership.cases import Charge
 from allfold_orchestrator.membership.group_state import Life
 from allfold_orchestrator.membership.jury import Ask, Cleared, Evict, Instruction, Jury, Probe
 from allfold_orchestrator.membership.reports import term_record
@@ -60,6 +61,7 @@ class JuryRunner:
         self._refresh = refresh
         self._wake = wake
         self._proven: dict[Life, Evict] = {}  # and not carried out yet
+        self._accused_meanwhile: set[Life] = set()  # since verdicts are carried out
         self._unannounced: set[Life] = set()  # accused, and other replicas do not know it yet
         self._leases: dict[Life, float | None] = {}  # as they were when a node was accused
         self._has_store_failed = False  # since the last turn
@@ -101,6 +103,13 @@ class JuryRunner:
             await asyncio.sleep(TICK_SECONDS)
             late = monotonic() - begun - TICK_SECONDS
             self.jury.lagged(max(0.0, late - 2 * TICK_SECONDS))
+
+    def accuse(
+        self, by: Life, accused: Life, charge: Charge, members: Collection[Life], lag: float
+    ) -> None:
+        """Take in an accusation; see :meth:`Jury.accused`."""
+        self._accused_meanwhile.add(accused)
+        self.execute(self.jury.accused(monotonic(), by, accused, charge, members, lag))
 
     # Signs of life
 
@@ -219,8 +228,10 @@ class JuryRunner:
         """End the lives that are over, all together: each group gets one term for them.
 
         A case stays open if its life must not be ended now, because the record was just lost or
-        because this replica's turn is over.
+        because this replica's turn is over. So does one of which members have told meanwhile: the
+        store may have lost their group, or that the life is over, and heard of it from them since.
         """
+        self._accused_meanwhile.clear()
         over = {
             life: how
             for verdict in verdicts
@@ -228,8 +239,9 @@ class JuryRunner:
             if await self._may_evict(life, verdict.is_proven or verdict.is_refused)
         }
         for life in await self._evict(over, turn):
-            self._proven.pop(life, None)
-            self.jury.over(life)
+            if life not in self._accused_meanwhile:
+                self._proven.pop(life, None)
+                self.jury.over(life)
 
     async def _may_evict(self, life: Life, is_proven: bool) -> bool:
         groups = self._terms.groups_of(life) | {*await self._store.nodes.groups_of(*life)}
@@ -246,22 +258,17 @@ class JuryRunner:
         return self._terms.records.get(group) if state is None else term_record(state)
 
     async def _evict(self, lives: Mapping[Life, str], turn: str | None) -> list[Life]:
-        """End lives; return those that are over, and in no group that became known meanwhile.
+        """End lives in the store and in their groups; return those that are over.
 
-        First in the store, so that any replica finishes what this one begins. None is over if the
-        store has lost something meanwhile: it may be this.
+        First in the store, so that any replica finishes what this one begins.
         """
-        generation = self._store.lives.known.generation
         over = [life for life, how in lives.items() if await self._end(life, how, turn)]
-        groups = {life: self._terms.groups_of(life) for life in over}
-        await self._orchestrator.clear_up(over, set[str]().union(*groups.values()), lives)
+        groups = set[str]().union(*map(self._terms.groups_of, over))
+        await self._orchestrator.clear_up(over, groups, lives)
         for life in over:
             if life in self._links:
                 self._links[life].end_life(lives[life])
-        if (await self._store.lives.read()).generation != generation:
-            return []
-        # A store that was lost does not know the groups of a life; members tell as they link.
-        return [life for life in over if self._terms.groups_of(life) <= groups[life]]
+        return over
 
     async def _end(self, life: Life, how: str, turn: str | None) -> bool:
         """End a life in the store; return True if it is over, whoever has ended it."""
