@@ -1,6 +1,6 @@
 """The sweeps over the lines of a call, for the tests of interrupted calls.
 
-Together they take a processor ten minutes, so they are in several files, which run at once.
+Together they take a processor five minutes, so they are in several files, which run at once.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from tests.support.processes.ranks import CALL_SECONDS, Job, RankPool, results
 
 SHAPES = {"1x2": (0, 0), "2x1": (0, 1)}
 _SECONDS = 300.0
+# Each way to call, and each shape, for each kind and size.
 _WAYS = {
-    "again-waits": {"fresh": False, "async_op": False},
-    "fresh-waits": {"fresh": True, "async_op": False},
-    "again-async": {"fresh": False, "async_op": True},
+    "1x2-again-waits": {"fresh": False, "async_op": False},
+    "2x1-fresh-waits": {"fresh": True, "async_op": False},
+    "2x1-again-async": {"fresh": False, "async_op": True},
 }
 
 
@@ -28,7 +29,7 @@ def each_sweep(*kinds: str) -> Callable[[Callable[..., None]], Callable[..., Non
     """Return what gives a test all sweeps of some kinds of call."""
 
     def give(test: Callable[..., None]) -> Callable[..., None]:
-        for name, values in (("shape", SHAPES), ("kind", kinds), ("size", SIZES), ("way", _WAYS)):
+        for name, values in (("way", _WAYS), ("kind", kinds), ("size", SIZES)):
             test = pytest.mark.parametrize(name, list(values))(test)
         long: Callable[..., None] = pytest.mark.long(test)
         return long
@@ -36,9 +37,9 @@ def each_sweep(*kinds: str) -> Callable[[Callable[..., None]], Callable[..., Non
     return give
 
 
-def sweep_all(pool: RankPool, folder: Path, shape: str, kind: str, size: str, way: str) -> None:
+def sweep_all(pool: RankPool, folder: Path, way: str, kind: str, size: str) -> None:
     """Interrupt a call at each of its lines; fail where the group is not usable after that."""
-    with pool.job(SHAPES[shape], timeout=OP_SECONDS) as job:
+    with pool.job(SHAPES[way.partition("-")[0]], timeout=OP_SECONDS) as job:
         assert sweep(job, folder, _SECONDS, kind=kind, size=size, **_WAYS[way])
 
 
