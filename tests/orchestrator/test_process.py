@@ -18,10 +18,10 @@ from typing import Any
 import httpx
 import pytest
 
+from allfold_cluster.redis_server import RedisServer
 from allfold_orchestrator.__main__ import main
 from allfold_orchestrator.http.server import bind, write_ready_file
 from allfold_orchestrator.settings import Settings, flag_of, variable_of
-from benchmarks.redis_server import RedisServer
 from tests.orchestrator.fake_agent import FakeAgent, Served
 from tests.orchestrator.process import OrchestratorProcess
 from tests.support.nodelay import sends_at_once
