@@ -83,10 +83,8 @@ def test_nodes_on_a_network_are_fine_and_their_links_measured(nodes: Nodes) -> N
 
 @pytest.mark.long
 def test_a_port_that_is_filtered_is_named_with_the_node(nodes: Nodes) -> None:
-    target, port = (
-        nodes.spaces.nodes[1],
-        nodes.stack.agents["node1"].data_address.rpartition(":")[2],
-    )
+    target = nodes.spaces.nodes[1]
+    port = nodes.stack.agents["node1"].data_address.rpartition(":")[2]
     rule = ("INPUT", "-p", "tcp", "--dport", port, "-j", "DROP")
     iptables(target, "-A", *rule)
     try:

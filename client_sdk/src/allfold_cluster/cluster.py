@@ -174,7 +174,7 @@ class Cluster:
             ServiceError: it has ended, or is not ready in time; the message has the end of its log.
         """
         child = self.launch_orchestrator()
-        self.listen = self._ready_text(child).strip()
+        self.listen = self._ready_text(child, [child]).strip()
         return child
 
     def launch_orchestrator(self) -> Child:
@@ -191,10 +191,11 @@ class Cluster:
             ServiceError: one has ended, or is not ready in time; the message has what it wrote.
         """
         self._names.update(names)  # before the first: it gets its share of the cores
+        together = [self.launch_agent(name).child for name in names]
         for name in names:
-            self.launch_agent(name)
+            self._await_agent(name, together)
         for name in names:
-            self.await_agent(name)
+            self._await_registration(name, together)
 
     def launch_agent(self, name: str, orchestrator: str | None = None) -> Agent:
         """Start an agent without waiting for it; it replaces one of its name that has ended.
@@ -216,15 +217,14 @@ class Cluster:
     def await_agent(self, name: str, *, registered: bool = True) -> Agent:
         """Wait until ranks can connect to an agent, and until the orchestrator knows it."""
         agent = self.agents[name]
-        ready = json.loads(self._ready_text(agent.child))
-        agent.control_url, agent.data_address = ready["control_url"], ready["data_address"]
+        self._await_agent(name, [agent.child])
         if registered:
-            self._wait(f"{name} to register", partial(self._is_ready, agent), agent.child)
+            self._await_registration(name, [agent.child])
         return agent
 
     def await_all_registered(self) -> None:
         """Wait until an orchestrator that was started again has heard of every agent."""
-        self._wait("all agents to register again", self._knows_all)
+        self._wait("all agents to register again", self._knows_all, [])
 
     def addresses_of(self, name: str) -> tuple[str, str]:  # noqa: ARG002 (it is for subclasses)
         """Return where a new agent is to listen, for requests and for data."""
@@ -314,9 +314,17 @@ class Cluster:
         """Return the file that is there once a service that was started is ready."""
         return self.folder / f"{name}.ready"
 
-    def _ready_text(self, child: Child) -> str:
+    def _await_agent(self, name: str, starting: Sequence[Child]) -> None:
+        agent = self.agents[name]
+        ready = json.loads(self._ready_text(agent.child, starting))
+        agent.control_url, agent.data_address = ready["control_url"], ready["data_address"]
+
+    def _await_registration(self, name: str, starting: Sequence[Child]) -> None:
+        self._wait(f"{name} to register", partial(self._is_ready, self.agents[name]), starting)
+
+    def _ready_text(self, child: Child, starting: Sequence[Child]) -> str:
         file = self.ready_file(child.name)
-        self._wait(f"{child.name} to be ready", file.exists, child)
+        self._wait(f"{child.name} to be ready", file.exists, starting)
         return file.read_text()
 
     def _is_ready(self, agent: Agent) -> bool:
@@ -330,11 +338,17 @@ class Cluster:
         nodes = self.get(f"{self.orchestrator_url}/v1/nodes")["nodes"]
         return {each["node"] for each in nodes if each["state"] == "alive"} >= self.agents.keys()
 
-    def _wait(self, what: str, condition: Callable[[], bool], *awaited: Child) -> None:
-        """Look for the condition until it holds, a service ends, a signal comes or time is up."""
+    def _wait(self, what: str, condition: Callable[[], bool], starting: Sequence[Child]) -> None:
+        """Look for the condition until it holds, a service ends, a signal comes or time is up.
+
+        Args:
+            starting: the services that must not end. Nor must the orchestrator, if it runs: without
+                it nothing registers. Agents that have started before may end as they like.
+        """
         deadline = time.monotonic() + self._seconds
-        # The others may have been killed on purpose, before.
-        running = [each for each in self.services if each in awaited or not each.ended]
+        running = list(starting)
+        if self.orchestrator is not None and not self.orchestrator.ended:
+            running.append(self.orchestrator)
         watched: list[HasFileno] = [*running, *filter(None, [self._interrupts])]
         while not condition():
             if self._interrupts is not None:
