@@ -24,6 +24,7 @@ from allfold_service.logs import LogFormat, LogLevel
 from allfold_service.tls import DEFAULT_NAME, identity
 
 T = TypeVar("T")
+S = TypeVar("S", bound="ServiceSettings")
 
 PREFIX = "ALLFOLD_"
 EXIT_FAILED = 1
@@ -128,9 +129,6 @@ class ServiceSettings(BaseSettings):
                 message += f", got {problem['input']!r}"
             option = options[str(problem["loc"][0])] if problem["loc"] else None
             yield f"{option.flag} ({option.variable}): {message}" if option else message
-
-
-S = TypeVar("S", bound=ServiceSettings)
 
 
 def _option(kind: type[ServiceSettings], name: str) -> Option:
