@@ -124,7 +124,7 @@ REFUSALS = [
     ("GET", "/docs", b"", 404, "GET /docs: Not Found"),
     ("GET", "/redoc", b"", 404, "GET /redoc: Not Found"),
     ("DELETE", "/v1/status", b"", 405, "DELETE /v1/status: Method Not Allowed"),
-    ("GET", f"{base()}/ops?limit=0", b"", 400, "limit"),
+    ("GET", f"{base()}/ops?limit=0", b"", 400, "query.limit: must be greater than"),
 ]
 
 

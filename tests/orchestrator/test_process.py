@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from http.client import HTTPConnection
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -239,6 +240,14 @@ def test_the_help_explains_every_flag_and_names_its_variable(
         assert line[1].startswith(option.description)
         assert line[1].endswith(f"[{option.variable}]")
     assert "exit status" in out
+
+
+def test_a_ready_file_that_cannot_be_written_is_named_without_a_traceback(tmp_path: Path) -> None:
+    path = tmp_path / "no folder" / "ready"
+    done = run("--listen", "127.0.0.1:0", "--ready-file", str(path))
+    assert done.returncode == 1
+    last = json.loads(done.stderr.splitlines()[-1])
+    assert last["message"].startswith(f"cannot write the ready file {path}: ")
 
 
 def test_a_taken_port_is_named_without_a_traceback() -> None:

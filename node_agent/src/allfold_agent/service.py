@@ -37,6 +37,7 @@ async def serve(settings: AgentSettings, ready_file: str | None) -> None:
         ServiceError: an address cannot be used, or another agent has the socket.
         InvalidArgument: the socket or the ready file cannot be used.
     """
+    # Before the server, which lets in as many connections as there may be descriptors.
     allow_descriptors()
     # The agent's own workers are the parallelism; torch's would only fight with them.
     torch.set_num_threads(1)

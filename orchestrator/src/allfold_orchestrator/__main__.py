@@ -63,6 +63,7 @@ def _serve(settings: Settings, listener: socket.socket, ready_file: str | None) 
         if ready_file is not None:
             write_ready_file(ready_file, address)
 
+    # Before the server, which lets in as many connections as there may be descriptors.
     allow_descriptors()
     server = make_server(app, credentials.tls, on_ready)
     server.run(sockets=[listener])
