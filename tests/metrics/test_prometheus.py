@@ -17,7 +17,7 @@ import pytest
 
 from allfold_cluster.http import post
 from allfold_cluster.redis_server import RedisServer
-from allfold_core.metrics import MetricType
+from allfold_service.metrics import MetricType
 from tests import grafana_dashboard
 from tests.grafana_dashboard import Panel
 from tests.metrics import programs

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from allfold_core.errors import InvalidArgument, ServiceError
-from allfold_core.security.tokens import Tokens
+from allfold_service.credentials import Tokens
 
 SOCKET_PATH_LIMIT = 107
 """Bytes that Linux allows for the path of a Unix socket."""
