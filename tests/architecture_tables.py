@@ -221,6 +221,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "rooms of the agent": lambda: rooms("allfold_agent"),
     "rooms of the orchestrator": lambda: rooms("allfold_orchestrator"),
     "rooms of the SDK": lambda: rooms("allfold"),
+    "rooms of the cluster": lambda: rooms("allfold_cluster"),
     "frame header": frame_header,
     "shared range": shared_range,
     "header of a link's message": link_header,

@@ -16,11 +16,11 @@ from allfold_agent.agent import Agent
 from allfold_agent.http.client import upgrade
 from allfold_agent.membership.link_request import LinkRequest
 from allfold_agent.settings import AgentSettings
+from allfold_cluster.ports import free_address
 from allfold_core.errors import AgentLost, NodeDraining
 from allfold_core.wire.peer_link import LINK_PROTOCOL, Hello, LinkMessage, LinkReader
 from allfold_service.addresses import bind
 from tests.support.credentials import transport
-from tests.support.processes.ports import free_address
 from tests.support.processes.services import Services
 from tests.support.waiting import until, wait_until
 

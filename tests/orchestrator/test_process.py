@@ -19,9 +19,9 @@ from typing import Any
 import httpx
 import pytest
 
+from allfold_cluster.redis_server import RedisServer
 from allfold_orchestrator.__main__ import main
 from allfold_orchestrator.settings import Settings
-from benchmarks.redis_server import RedisServer
 from tests.orchestrator.fake_agent import FakeAgent, Served
 from tests.orchestrator.process import OrchestratorProcess
 from tests.support.waiting import until, wait_until

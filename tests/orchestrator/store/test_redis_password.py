@@ -9,9 +9,9 @@ import pytest
 from pydantic import ValidationError
 from redis.exceptions import AuthenticationError
 
+from allfold_cluster.redis_server import RedisServer
 from allfold_orchestrator.settings import Settings
 from allfold_orchestrator.store.redis_client import connect
-from benchmarks.redis_server import RedisServer
 
 pytestmark = pytest.mark.anyio
 
