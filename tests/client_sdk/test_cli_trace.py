@@ -308,7 +308,8 @@ def test_a_flight_recorder_of_another_form_is_told(clock: Json) -> None:
     with served(lambda _: answer) as other:
         done = run("--agent-url", other)
     assert done.exit_code == 3
-    assert "answers, but not as Allfold does" in done.stderr
+    assert f"{other} answers with a clock of another version: clock.wall" in done.stderr
+    assert "install the same version of Allfold everywhere" in done.stderr
 
 
 @pytest.mark.parametrize("answer", [["no object"], {"clock": 7}, {"clock": {"monotonic": "x"}}])

@@ -24,7 +24,7 @@ def flight(node: str, ops: list[Json], ranks: list[int], **of_group: Any) -> Fli
     return Flight(f"http://{node}", node, ANSWERED, OUR_CLOCK, 0.0, groups)
 
 
-def ended(seq: int, *ranks: int, **other: Any) -> Json:
+def ended(seq: int, *ranks: int, **other: Any) -> Any:
     """An op that all of these ranks have called, a minute ago."""
     return op(seq, ANSWERED - 60.0 + seq, dict.fromkeys(ranks, 0.0), **other)
 
@@ -138,7 +138,7 @@ def test_no_name_of_a_group_leads_out_of_the_folder_and_no_file_of_others_is_rem
     ],
 )
 def test_sizes_are_those_of_the_rank(kind: str, counts: list[int], name: str, sizes: Any) -> None:
-    call = {
+    call: Any = {
         "kind": kind,
         "shape": [4],
         "counts": counts,
@@ -151,7 +151,7 @@ def test_sizes_are_those_of_the_rank(kind: str, counts: list[int], name: str, si
 
 
 def test_a_rank_that_is_not_the_root_brings_or_gets_nothing() -> None:
-    call = {"shape": [4], "counts": [], "root": 0, "dtype": "float32", "reduce_op": None}
+    call: Any = {"shape": [4], "counts": [], "root": 0, "dtype": "float32", "reduce_op": None}
     assert sizes_of(call | {"kind": "scatter"}, 1, 2) == ([[]], [[4]])
     assert sizes_of(call | {"kind": "gather"}, 1, 2) == ([[4]], [[]])
 

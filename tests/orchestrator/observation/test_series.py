@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from allfold_orchestrator.observation.series import WINDOW_SECONDS, Series, figures_of
 from tests.orchestrator.observations import history_of, sample
 
@@ -95,17 +93,3 @@ def test_current_figures_are_of_the_latest_seconds_of_one_opening() -> None:
     assert figures is not None
     assert figures.ops == 15
     assert figures_of(("train", 2), series.recent(("train", 2), NOW)) is None
-
-
-@pytest.mark.parametrize(
-    "group",
-    [
-        {"name": "x"},
-        {"name": "x", "opening": 1, "samples": [{"at": NOW}]},
-        {"name": "x", "opening": 1, "samples": [sample(NOW, ops="many")]},
-        {"name": "x", "opening": 1, "samples": [sample(NOW, ranks=[1])]},
-    ],
-)
-def test_a_history_of_another_form_is_refused(group: dict[str, object]) -> None:
-    with pytest.raises((KeyError, TypeError, ValueError, AttributeError)):
-        Series().take("a", {"now": NOW, "groups": [group]}, NOW)

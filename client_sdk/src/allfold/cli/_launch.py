@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from allfold.cli._ending import Ending
 from allfold.cli._failures import Failures
 from allfold.cli._folding import Folding
-from allfold.cli._incident_watch import IncidentWatch
-from allfold.cli._latecomers import Latecomers
 from allfold.cli._launch_spec import LaunchSpec
 from allfold.cli._output import Output
 from allfold.cli._processes import Child, HasFileno, Interrupts, stop_all, wait_for
 from allfold.cli._rank_process import RankProcess, RankStream
 from allfold.cli._restarts import Restarts
+from allfold.cli._run_questions import IncidentWatch, Latecomers
 from allfold.cli._stack import LocalStack
 from allfold_core.errors import ServiceError
 from allfold_core.verdict import name_ranks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from time import monotonic, time
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import FastAPI, Query
 
@@ -12,21 +12,22 @@ from allfold_agent.agent import Agent
 from allfold_agent.groups.flight_recorder import Clock, OpRecord
 from allfold_agent.groups.outcomes import RECORDED_OPS
 from allfold_agent.groups.recordings import Recording, recording_of
+from allfold_core import agent_answers
+from allfold_core.agent_answers import ClockReading, Flight, Json, RecordedOp
 
-Json = dict[str, Any]
 Limit = Annotated[int, Query(ge=1, le=RECORDED_OPS)]
 
 
 def add_flight(app: FastAPI, agent: Agent) -> None:
     """Add the routes of the flight recorder."""
 
-    @app.get("/v1/clock")
-    async def clock() -> Json:
+    @app.get("/v1/clock", response_model=Json)
+    async def clock() -> ClockReading:
         """The clocks of this node: who asks some times learns how far they are from its own."""
-        return {"node": agent.settings.name, "clock": read_clock()._asdict()}
+        return {"node": agent.settings.name, "clock": read_clock().to_dict()}
 
-    @app.get("/v1/flight")
-    async def flight(group: str = "", limit: Limit = 128) -> Json:
+    @app.get("/v1/flight", response_model=Json)
+    async def flight(group: str = "", limit: Limit = 128) -> Flight:
         """The latest ops of all groups, or of those of one name: ended ones and those in flight.
 
         ``start`` of an op is on the node's monotonic clock, which ``clock`` shows at the time of
@@ -37,7 +38,7 @@ def add_flight(app: FastAPI, agent: Agent) -> None:
         ended = [each for each in agent.recordings.ended() if group in ("", each.group)]
         now = read_clock()
         groups = [_describe(each, limit, now) for each in [*ended, *found]]
-        return {"node": agent.settings.name, "clock": now._asdict(), "groups": groups}
+        return {"node": agent.settings.name, "clock": now.to_dict(), "groups": groups}
 
     @app.get("/v1/groups/{name}/openings/{opening}/ops")
     async def ops(name: str, opening: int, limit: Limit = 64) -> Json:
@@ -52,7 +53,7 @@ def read_clock() -> Clock:
     return Clock(monotonic(), time())
 
 
-def _describe(recording: Recording, limit: int, now: Clock) -> Json:
+def _describe(recording: Recording, limit: int, now: Clock) -> agent_answers.Recording:
     return {
         "name": recording.group,
         "opening": recording.opening,
@@ -66,5 +67,5 @@ def _describe(recording: Recording, limit: int, now: Clock) -> Json:
     }
 
 
-def _describe_ops(records: Iterable[OpRecord], now: Clock) -> list[Json]:
+def _describe_ops(records: Iterable[OpRecord], now: Clock) -> list[RecordedOp]:
     return [each.to_dict(now) for each in records]

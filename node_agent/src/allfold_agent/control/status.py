@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from time import monotonic
-from typing import Any
 
 from fastapi import FastAPI
 
@@ -14,13 +13,12 @@ from allfold_agent.edges.edge_request import Lane
 from allfold_agent.groups.group import Group
 from allfold_agent.groups.link_watch import describe_layout
 from allfold_agent.groups.waiting import WaitingOp, waiting_ops
-
-Json = dict[str, Any]
+from allfold_core.agent_answers import EdgeStatus, GroupStatus, Json, OpStatus, Status
 
 
 def add_status(app: FastAPI, agent: Agent) -> None:
-    @app.get("/v1/status")
-    async def status() -> Json:
+    @app.get("/v1/status", response_model=Json)
+    async def status() -> Status:
         """This node: its groups, their ops in flight, the latest ops, the traffic per edge."""
         identity = agent.registration.identity
         return {
@@ -37,7 +35,7 @@ def add_status(app: FastAPI, agent: Agent) -> None:
         }
 
 
-def describe_group(group: Group) -> Json:
+def describe_group(group: Group) -> GroupStatus:
     now, epoch, records = monotonic(), group.current, group.lanes.records
     return {
         "name": group.name,
@@ -71,7 +69,7 @@ def describe_group(group: Group) -> Json:
     }
 
 
-def _describe_op(op: WaitingOp, now: float) -> Json:
+def _describe_op(op: WaitingOp, now: float) -> OpStatus:
     return {
         "seq": op.seq,
         "what": op.what,
@@ -82,7 +80,7 @@ def _describe_op(op: WaitingOp, now: float) -> Json:
     }
 
 
-def _describe_edge(lane: Lane, peer: str, direction: str, counters: EdgeCounters) -> Json:
+def _describe_edge(lane: Lane, peer: str, direction: str, counters: EdgeCounters) -> EdgeStatus:
     return {
         "lane": lane.value,
         "peer": peer,

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from enum import StrEnum
 from math import prod
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from allfold_agent.execution.op import Op
+from allfold_core.agent_answers import Call, Clocks, RecordedOp
 from allfold_core.operations import Fingerprint
 
 
@@ -85,7 +86,7 @@ class OpRecord(NamedTuple):
         """The call for people: ``all_reduce(sum, float32[1024])``."""
         return self.fingerprint.describe() if self.fingerprint else ""
 
-    def to_dict(self, clock: Clock) -> dict[str, Any]:
+    def to_dict(self, clock: Clock) -> RecordedOp:
         """Return the JSON form: times are seconds after ``start``.
 
         Args:
@@ -95,8 +96,7 @@ class OpRecord(NamedTuple):
             "seq": self.seq,
             "epoch": self.epoch,
             "world_size": self.world_size,
-            "what": self.what,
-            **(described(self.fingerprint) if self.fingerprint else {}),
+            **(described(self.fingerprint) if self.fingerprint else Call(what="")),
             "strategy": self.strategy,
             "lane": "short" if self.is_short else "long",
             "state": self.state.value,
@@ -109,10 +109,7 @@ class OpRecord(NamedTuple):
             "heard": {node: at - self.start for node, at in self.heard.items()},
             "error": self.error,
             "reason": self.reason,
-            "other_calls": {
-                str(rank): {"what": call.describe(), **described(call)}
-                for rank, call in self.other_calls.items()
-            },
+            "other_calls": {str(rank): described(call) for rank, call in self.other_calls.items()},
         }
 
     def _phases(self) -> dict[str, float]:
@@ -132,10 +129,15 @@ class Clock(NamedTuple):
     monotonic: float
     wall: float
 
+    def to_dict(self) -> Clocks:
+        """Return the JSON form."""
+        return {"monotonic": self.monotonic, "wall": self.wall}
 
-def described(call: Fingerprint) -> dict[str, Any]:
-    """Return the parts of a call for programs."""
+
+def described(call: Fingerprint) -> Call:
+    """Return a call in words, and its parts for programs."""
     return {
+        "what": call.describe(),
         "kind": call.kind.label,
         "reduce_op": call.reduce_op.label if call.reduce_op else None,
         "dtype": call.label,

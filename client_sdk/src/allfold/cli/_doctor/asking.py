@@ -1,24 +1,16 @@
-"""The requests of ``allfold doctor``: the facts of a service with its clock, or why there are none.
-
-A failure gets the step that helps with its kind: nothing listens, packets are dropped, a name is
-not known, the token is refused.
-"""
+"""The requests of ``allfold doctor``: the facts of services with their clocks."""
 
 from __future__ import annotations
 
 import os
-import socket
-import ssl
 import time
 from dataclasses import dataclass
 
+from allfold.cli._asking import SECONDS
 from allfold.cli._doctor.findings import Finding, Json, fail
 from allfold.cli._http import NoAnswer, get_json
-from allfold_core.errors import AllfoldError
 
-_SECONDS = 3.0
 _ASKS = 3
-_UNAUTHORIZED, _NOT_FOUND = 401, 404
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +43,7 @@ def ask(url: str, token: str, service: str) -> Answer:
     best: Answer | None = None
     for _ in range(_ASKS):
         began = time.time()
-        facts = get_json(f"{url}/v1/facts", token, seconds=_SECONDS)
+        facts = get_json(f"{url}/v1/facts", token, seconds=SECONDS)
         ended = time.time()
         if not isinstance(facts.get("now"), float):
             raise NoAnswer(f"{url} answers /v1/facts, but not as Allfold does")
@@ -62,16 +54,6 @@ def ask(url: str, token: str, service: str) -> Answer:
             best = answer
     assert best is not None
     return best
-
-
-def refused_token(error: AllfoldError) -> bool:
-    """Return True if a service refused the token, or that there was none."""
-    return error.details.get("http_status") == _UNAUTHORIZED
-
-
-def is_older(error: AllfoldError) -> bool:
-    """Return True if a service of an earlier version does not know the request."""
-    return error.details.get("http_status") == _NOT_FOUND
 
 
 def token_finding(where: str, url: str, token: str) -> Finding:
@@ -86,31 +68,3 @@ def token_finding(where: str, url: str, token: str) -> Finding:
         "allfold"
     )
     return fail("token", where, found, advice)
-
-
-def why_silent(error: NoAnswer, service: str, setting: str) -> str:
-    """Return what to do about a service that does not answer.
-
-    Args:
-        service: e.g. ``the orchestrator``.
-        setting: how its address is set.
-    """
-    match error.cause:
-        case ConnectionRefusedError():
-            return (
-                f"nothing listens there: start {service}, or correct its address ({setting}); one "
-                "that listens on 127.0.0.1 is reached from its own machine alone"
-            )
-        case TimeoutError():
-            return (
-                "packets are dropped, or the process is stopped: let the TCP port through the "
-                f"firewalls between here and there, and see that {service} runs"
-            )
-        case socket.gaierror():
-            return f"the name is not known here: correct it ({setting}), or give an IP address"
-        case ssl.SSLError():
-            return f"see the finding on certificates, or write http:// ({setting})"
-        case OSError():
-            return f"see that this machine has a way there, or correct the address ({setting})"
-        case _:
-            return f"something else answers there: correct the address ({setting})"

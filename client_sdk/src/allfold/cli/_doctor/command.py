@@ -15,9 +15,8 @@ from allfold.cli._doctor.services import Services
 from allfold.cli._doctor.show import show
 from allfold.cli._parameters import (
     Seconds,
-    checked_url,
     orchestrator_option,
-    orchestrators,
+    services_to_ask,
     token,
 )
 
@@ -61,11 +60,10 @@ def doctor(
     diagnosis = Diagnosis()
     diagnosis.add(check_machine())
     if not local:
-        asked = [checked_url("--agent-url", url) for url in agent_urls]
-        urls = [] if asked and not orchestrator else orchestrators(orchestrator)
+        asked = services_to_ask(orchestrator, agent_urls)
         named = bool(orchestrator or os.environ.get("ALLFOLD_ORCHESTRATOR_URL"))
         services = Services(diagnosis, token())
-        services.check(urls, asked, expected=named)
+        services.check(*asked, expected=named)
         services.check_pairs(thorough=thorough, deadline=time.monotonic() + timeout)
     if as_json:
         click.echo(json.dumps(diagnosis.to_dict()))

@@ -3,46 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 
+from allfold.cli._asking import Answers, Failure, is_older, refused_token, why_silent
 from allfold.cli._doctor.addresses import LISTEN_WIDELY, is_loopback
-from allfold.cli._doctor.asking import (
-    AGENT,
-    Answer,
-    ask,
-    is_older,
-    refused_token,
-    token_finding,
-    why_silent,
-)
+from allfold.cli._doctor.asking import Answer, token_finding
 from allfold.cli._doctor.findings import HERE, Diagnosis, Finding, Json, fail, ok, warn
 from allfold.cli._doctor.limits import judge_machine
 from allfold.cli._http import NoAnswer
-from allfold_core.errors import AllfoldError
 
-_AT_ONCE = 32
 _SKEW_SECONDS = 0.1
 _SETTING = "ALLFOLD_AGENT_ADVERTISE or --advertise of the agent"
-Outcome = Answer | NoAnswer | AllfoldError
-
-
-def ask_agents(urls: Iterable[str], token: str) -> dict[str, Outcome]:
-    """Ask all agents at once for their facts; return the answer or the failure of each."""
-
-    def attempt(url: str) -> Outcome:
-        try:
-            return ask(url, token, AGENT)
-        except (NoAnswer, AllfoldError) as error:
-            return error
-
-    wanted = list(dict.fromkeys(urls))
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return dict(zip(wanted, pool.map(attempt, wanted), strict=True))
 
 
 def check_answers(
-    names: Mapping[str, str], outcomes: Mapping[str, Outcome], astray: Collection[str], token: str
+    names: Mapping[str, str], answers: Answers[Answer], astray: Collection[str], token: str
 ) -> Iterator[Finding]:
     """Yield a finding for each agent that does not answer, or is not the one that it should be.
 
@@ -53,19 +28,19 @@ def check_answers(
     for url, node in names.items():
         if node in astray:
             continue
-        outcome, where = outcomes[url], f"node {node}" if node else url
-        if isinstance(outcome, NoAnswer):
-            advice = why_silent(outcome, "its agent", _SETTING)
-            advice += "; or run 'allfold doctor' on a node, if agents need not be reached from here"
-            yield fail("agent", where, f"no answer from here: {outcome}", advice)
-        elif isinstance(outcome, AllfoldError):
-            yield _refusal(where, url, outcome, token)
-        elif node and outcome.facts["node"] != node:
-            found = f"its address {url} leads from here to node {outcome.facts['node']}"
+        where = f"node {node}" if node else url
+        if url in answers.failed:
+            yield _failure(where, url, answers.failed[url], token)
+        elif node and (there := answers.found[url].facts["node"]) != node:
+            found = f"its address {url} leads from here to node {there}"
             yield fail("addresses", where, found, LISTEN_WIDELY)
 
 
-def _refusal(where: str, url: str, error: AllfoldError, token: str) -> Finding:
+def _failure(where: str, url: str, error: Failure, token: str) -> Finding:
+    if isinstance(error, NoAnswer):
+        advice = why_silent(error, "its agent", _SETTING)
+        advice += "; or run 'allfold doctor' on a node, if agents need not be reached from here"
+        return fail("agent", where, f"no answer from here: {error}", advice)
     if refused_token(error):
         return token_finding(where, url, token)
     if is_older(error):

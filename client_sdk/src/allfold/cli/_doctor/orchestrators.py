@@ -4,18 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from allfold.cli._doctor.asking import (
-    ORCHESTRATOR,
-    Answer,
-    ask,
-    is_older,
-    refused_token,
-    token_finding,
-    why_silent,
-)
+from allfold.cli._asking import entries, is_older, refused_token, why_silent
+from allfold.cli._doctor.asking import ORCHESTRATOR, Answer, ask, token_finding
 from allfold.cli._doctor.findings import Diagnosis, Finding, Json, fail, ok, skipped, warn
 from allfold.cli._http import NoAnswer
-from allfold.cli._report import entries
 from allfold_core.errors import AllfoldError, ServiceError
 
 _SETTING = "--orchestrator or ALLFOLD_ORCHESTRATOR_URL"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from allfold.cli._asking import Answers, ask_all
 from allfold.cli._doctor.addresses import leading_astray
-from allfold.cli._doctor.asking import Answer
+from allfold.cli._doctor.asking import AGENT, Answer, ask
 from allfold.cli._doctor.findings import Diagnosis, Json
 from allfold.cli._doctor.nodes import (
-    Outcome,
-    ask_agents,
     check_answers,
     judge_addresses,
     judge_clocks,
@@ -46,22 +45,31 @@ class Services:
             orchestrators, self._token, expected=expected, diagnosis=diagnosis
         )
         registered = {each["node"]: each for each in nodes if each["state"] != "gone"}
-        given = ask_agents(agents, self._token)
-        known = {node: told for each in given.values() for node, told in _peers(each).items()}
+        given = self._ask_agents(agents)
+        # The nodes with which they are in groups: where they are, as it has been told.
+        known = {
+            node: told
+            for each in given.found.values()
+            for node, told in each.facts["peers"].items()
+        }
         places = known | registered
         urls = {node: str(told["control_url"]) for node, told in places.items()}
         astray = leading_astray(urls)
         diagnosis.add(judge_addresses(urls, astray))
         names = dict.fromkeys(agents, "") | {url: node for node, url in urls.items()}
-        outcomes = given | ask_agents([url for url in names if url not in given], self._token)
-        diagnosis.add(check_answers(names, outcomes, astray, self._token))
-        for url, outcome in outcomes.items():
-            if isinstance(outcome, Answer) and names[url] in ("", outcome.facts["node"]):
-                found.setdefault(str(outcome.facts["node"]), (url, outcome))
+        others = self._ask_agents([url for url in names if url not in agents])
+        answers = Answers(given.found | others.found, given.failed | others.failed)
+        diagnosis.add(check_answers(names, answers, astray, self._token))
+        for url, answer in answers.found.items():
+            if names[url] in ("", answer.facts["node"]):
+                found.setdefault(str(answer.facts["node"]), (url, answer))
         self._note(places, found)
         diagnosis.add(judge_nodes(diagnosis, astray))
         clocks = {node: answer for node, (_, answer) in found.items()}
         diagnosis.add(judge_clocks(clock, clocks))
+
+    def _ask_agents(self, urls: Iterable[str]) -> Answers[Answer]:
+        return ask_all(urls, lambda url: ask(url, self._token, AGENT))
 
     def check_pairs(self, *, thorough: bool, deadline: float) -> None:
         """Have the nodes check the ways between them, until the deadline (monotonic)."""
@@ -77,8 +85,3 @@ class Services:
         for node, told in (own | places).items():
             asked_at = found[node][0] if node in found else ""
             self._places[node] = Place(node, told["control_url"], told["data_address"], asked_at)
-
-
-def _peers(outcome: Outcome) -> dict[str, Json]:
-    """The nodes with which an agent is in groups: where they are, as it has been told."""
-    return dict(outcome.facts["peers"]) if isinstance(outcome, Answer) else {}

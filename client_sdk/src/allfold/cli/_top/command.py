@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 from rich.live import Live
 
-from allfold.cli._parameters import Seconds, checked_url, orchestrator_option, orchestrators, token
+from allfold.cli._parameters import Seconds, orchestrator_option, services_to_ask, token
 from allfold.cli._top.keys import keys
 from allfold.cli._top.snapshot import Snapshot, Watcher
 from allfold.cli._top.view import plain, screen
@@ -53,9 +53,8 @@ def top(
       2    wrong usage
       3    the orchestrator, or an agent that was named, cannot be reached at the start
     """
-    asked = [checked_url("--agent-url", url) for url in agent_urls]
-    urls = [] if asked and not orchestrator else orchestrators(orchestrator)
-    watcher = Watcher(urls, asked, token(), max(_WINDOW_SECONDS, interval))
+    asked = services_to_ask(orchestrator, agent_urls)
+    watcher = Watcher(*asked, token(), max(_WINDOW_SECONDS, interval))
     first = watcher.look()
     if once:
         _show_once(first, as_json=as_json)

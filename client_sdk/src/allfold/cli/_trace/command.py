@@ -11,9 +11,8 @@ import click
 
 from allfold.cli._parameters import (
     Seconds,
-    checked_url,
     orchestrator_option,
-    orchestrators,
+    services_to_ask,
     token,
 )
 from allfold.cli._report import agents_to_ask
@@ -85,8 +84,7 @@ def trace(
     """
     if format_ == "torch" and seconds is not None:
         raise InvalidArgument("--seconds is for traces: torchfrtrace needs all ops; use --limit")
-    named = [checked_url("--agent-url", url) for url in agent_urls]
-    asked = [] if named and not orchestrator else orchestrators(orchestrator)
+    asked, named = services_to_ask(orchestrator, agent_urls)
     secret = token()
     our_wall = time.time() - time.monotonic()
     urls = agents_to_ask(asked, named, secret)

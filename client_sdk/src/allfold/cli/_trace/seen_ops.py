@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from allfold.cli._trace.asking import Flight
+from allfold_core.agent_answers import RecordedOp, Recording
 
-Json = dict[str, Any]
 Opening = tuple[str, int]
 """The name of a group, and which of its openings it is."""
 
@@ -26,14 +25,14 @@ class SeenOp:
 
     node: str
     opening: Opening
-    record: Json
+    record: RecordedOp
     start: float
     end: float
     arrivals: Mapping[int, float]
 
     @property
     def seq(self) -> int:
-        return int(self.record["seq"])
+        return self.record["seq"]
 
     @property
     def is_over(self) -> bool:
@@ -60,7 +59,7 @@ class SeenOp:
         return {node: self.start + after for node, after in self.record["heard"].items()}
 
 
-def ops_of_group(flight: Flight, group: Json) -> Iterator[SeenOp]:
+def ops_of_group(flight: Flight, group: Recording) -> Iterator[SeenOp]:
     """Yield the ops of a group in a node's flight recorder."""
     for record in group["ops"]:
         start = record["start"] - flight.offset.ahead

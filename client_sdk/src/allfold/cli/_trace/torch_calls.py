@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from allfold_core.agent_answers import Call
 from allfold_core.dtypes import DType
 from allfold_core.operations import AUTO, Fingerprint, Kind, ReduceOp
 from allfold_core.schedules.parts import input_numel, output_numel
 
-Json = dict[str, Any]
 Sizes = list[list[int]]
 
 # torch's analyser knows no backend of other people; Gloo is the one that moves tensors as we do.
@@ -32,19 +30,18 @@ _KINDS = {kind.label: kind for kind in Kind}
 _REDUCE_OPS = {op.label: op for op in ReduceOp}
 
 
-def profiling_name(call: Json) -> str:
+def profiling_name(call: Call) -> str:
     """Return the name of a call: ``gloo:all_reduce``."""
     kind = call["kind"]
     return f"{_BACKEND}:{_UNEQUAL.get(kind, kind) if call['counts'] else kind}"
 
 
-def torch_dtype(call: Json) -> str:
+def torch_dtype(call: Call) -> str:
     """Return the name that torch's recorder has for the type of the elements."""
-    dtype: str = call["dtype"]
-    return _DTYPES.get(dtype, dtype)
+    return _DTYPES.get(call["dtype"], call["dtype"])
 
 
-def sizes_of(call: Json, rank: int, world_size: int) -> tuple[Sizes, Sizes]:
+def sizes_of(call: Call, rank: int, world_size: int) -> tuple[Sizes, Sizes]:
     """Return the sizes of a rank's inputs and outputs; ``[[]]`` where it has none.
 
     With unequal blocks the analyser would take sizes that differ between ranks for a mismatch, so
@@ -60,7 +57,7 @@ def sizes_of(call: Json, rank: int, world_size: int) -> tuple[Sizes, Sizes]:
         return blocks, blocks
     asked = Fingerprint(
         kind,
-        _REDUCE_OPS.get(call["reduce_op"]),
+        _REDUCE_OPS.get(call["reduce_op"] or ""),
         DType.UINT8,  # whatever it is, the sizes are in the caller's elements
         tuple(shape),
         call["root"],

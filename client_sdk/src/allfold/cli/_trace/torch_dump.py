@@ -12,19 +12,17 @@ import pickle  # noqa: TID251
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from allfold.cli._trace.asking import Flight
 from allfold.cli._trace.seen_ops import Opening, SeenOp, ops_of_group
 from allfold.cli._trace.torch_calls import profiling_name, sizes_of, torch_dtype
+from allfold_core.agent_answers import Json, Recording
 
 # Of torch's format; the analyser compares it between ranks, and reads entries by it.
 VERSION = "2.10"
 PREFIX = "rank_"
 # An op that is younger may just be under way: no rank is said not to have called it.
 _SETTLED_SECONDS = 1.0
-
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +77,7 @@ class _NodeView:
 
 def group_dumps(flights: Iterable[Flight], our_wall: float) -> list[GroupDump]:
     """Return the dumps of all groups, by name."""
-    by_opening: dict[Opening, list[tuple[Flight, Json]]] = {}
+    by_opening: dict[Opening, list[tuple[Flight, Recording]]] = {}
     for flight in flights:
         for group in flight.groups:
             if group["ops"]:
@@ -111,7 +109,7 @@ def _folder_name(group: str) -> str:
     return name if name.strip(".") else f"_{name}"
 
 
-def _dump(name: str, views: list[tuple[Flight, Json]], our_wall: float) -> GroupDump:
+def _dump(name: str, views: list[tuple[Flight, Recording]], our_wall: float) -> GroupDump:
     epoch = max(op["epoch"] for _, group in views for op in group["ops"])
     nodes = [_view(flight, group, epoch) for flight, group in views]
     world_size = max(op.record["world_size"] for node in nodes for op in node.ops.values())
@@ -125,7 +123,7 @@ def _dump(name: str, views: list[tuple[Flight, Json]], our_wall: float) -> Group
     return GroupDump(name, world_size, dict(sorted(dumps.items())), len(seqs) - len(known))
 
 
-def _view(flight: Flight, group: Json, epoch: int) -> _NodeView:
+def _view(flight: Flight, group: Recording, epoch: int) -> _NodeView:
     ops = {op.seq: op for op in ops_of_group(flight, group) if op.record["epoch"] == epoch}
     is_current = group["open"] and group["epoch"] == epoch
     last_seq = {int(rank): last for rank, last in group["last_seq"].items()} if is_current else {}
