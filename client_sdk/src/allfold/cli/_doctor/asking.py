@@ -6,25 +6,21 @@ import os
 import time
 from dataclasses import dataclass
 
-from allfold.cli._asking import SECONDS
+from allfold.cli._asking import SECONDS, is_older, refused_token
+from allfold.cli._clocks import Offset, Reading, estimate
 from allfold.cli._doctor.findings import Finding, Json, fail
 from allfold.cli._http import NoAnswer, get_json
+from allfold_core.errors import AllfoldError
 
 _ASKS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The facts of a service, and its clock as seen from here.
-
-    Attributes:
-        offset: seconds by which its clock is ahead of this machine's.
-        uncertainty: seconds by which that may be wrong: half of the shortest round trip.
-    """
+    """The facts of a service, and its clock as seen from here."""
 
     facts: Json
-    offset: float
-    uncertainty: float
+    clock: Offset
 
 
 AGENT, ORCHESTRATOR = "allfold-agent", "allfold-orchestrator"
@@ -40,23 +36,30 @@ def ask(url: str, token: str, service: str) -> Answer:
         NoAnswer: nothing answers there, or not what this service would answer.
         AllfoldError: the refusal of the service.
     """
-    best: Answer | None = None
+    readings = []
     for _ in range(_ASKS):
-        began = time.time()
+        sent = time.time()
         facts = get_json(f"{url}/v1/facts", token, seconds=SECONDS)
-        ended = time.time()
         if not isinstance(facts.get("now"), float):
             raise NoAnswer(f"{url} answers /v1/facts, but not as Allfold does")
         if facts.get("service") != service:
             raise NoAnswer(f"{url} leads to {facts.get('service')}, not to {service}")
-        answer = Answer(facts, facts["now"] - (began + ended) / 2, (ended - began) / 2)
-        if best is None or answer.uncertainty < best.uncertainty:
-            best = answer
-    assert best is not None
-    return best
+        readings.append(Reading(sent, facts["now"], time.time()))
+    return Answer(facts, estimate(readings))
 
 
-def token_finding(where: str, url: str, token: str) -> Finding:
+def refusal(check: str, where: str, url: str, error: AllfoldError, token: str) -> Finding:
+    """Return the finding for a service that answers with an error."""
+    if refused_token(error):
+        return _token_finding(where, url, token)
+    if is_older(error):
+        service = f"the agent at {url}" if check == "agent" else url
+        found = f"{service} is of another version: it does not know /v1/facts"
+        return fail("versions", where, found, "install the same version of Allfold everywhere")
+    return fail(check, where, f"{url}: {error.message}", "see its log")
+
+
+def _token_finding(where: str, url: str, token: str) -> Finding:
     """Return the finding for a service that refuses the token."""
     source = "ALLFOLD_TOKEN" if os.environ.get("ALLFOLD_TOKEN") else "ALLFOLD_TOKEN_FILE"
     found = f"{url} wants a token, and neither ALLFOLD_TOKEN nor ALLFOLD_TOKEN_FILE is set"

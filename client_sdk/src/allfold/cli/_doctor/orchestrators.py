@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from allfold.cli._asking import entries, is_older, refused_token, why_silent
-from allfold.cli._doctor.asking import ORCHESTRATOR, Answer, ask, token_finding
+from allfold.cli._asking import entries, why_silent
+from allfold.cli._clocks import Offset
+from allfold.cli._doctor.asking import ORCHESTRATOR, Answer, ask, refusal
 from allfold.cli._doctor.findings import Diagnosis, Finding, Json, fail, ok, skipped, warn
 from allfold.cli._http import NoAnswer
 from allfold_core.errors import AllfoldError, ServiceError
@@ -20,7 +21,7 @@ _START_AGENTS = (
 
 def check_orchestrators(
     urls: Sequence[str], token: str, *, expected: bool, diagnosis: Diagnosis
-) -> tuple[list[Json], Answer | None]:
+) -> tuple[list[Json], Offset | None]:
     """Check each replica.
 
     Args:
@@ -30,7 +31,7 @@ def check_orchestrators(
         The nodes as the first replica that can tell has them, and that replica's clock.
     """
     nodes: list[Json] | None = None
-    clock: Answer | None = None
+    clock: Offset | None = None
     for url in urls:
         try:
             answer = ask(url, token, ORCHESTRATOR)
@@ -38,9 +39,9 @@ def check_orchestrators(
             diagnosis.add([_silent(url, error, expected=expected)])
             continue
         except AllfoldError as error:
-            diagnosis.add([_refusal(url, error, token)])
+            diagnosis.add([refusal(_ORCHESTRATOR, _ORCHESTRATOR, url, error, token)])
             continue
-        clock = clock or answer
+        clock = clock or answer.clock
         diagnosis.orchestrators[url] = answer.facts
         diagnosis.add(_about(url, answer, token))
         found = _nodes(url, token, diagnosis)
@@ -57,18 +58,8 @@ def _silent(url: str, error: NoAnswer, *, expected: bool) -> Finding:
     return fail(_ORCHESTRATOR, _ORCHESTRATOR, f"no answer: {error}", advice)
 
 
-def _refusal(url: str, error: AllfoldError, token: str) -> Finding:
-    if refused_token(error):
-        return token_finding(_ORCHESTRATOR, url, token)
-    if is_older(error):
-        found = f"{url} is of another version: it does not know /v1/facts"
-        advice = "install the same version of Allfold everywhere"
-        return fail("versions", _ORCHESTRATOR, found, advice)
-    return fail(_ORCHESTRATOR, _ORCHESTRATOR, f"{url}: {error.message}", "see its log")
-
-
 def _about(url: str, answer: Answer, token: str) -> Iterator[Finding]:
-    facts, milliseconds = answer.facts, answer.uncertainty * 2e3
+    facts, milliseconds = answer.facts, answer.clock.uncertainty * 2e3
     found = f"{url} answers in {milliseconds:.1f} ms, version {facts['version']}"
     yield ok(_ORCHESTRATOR, _ORCHESTRATOR, found)
     if facts["needs_token"]:

@@ -10,8 +10,8 @@ from time import monotonic
 from typing import TypeVar
 
 from allfold.cli._asking import Failure, ask_all, is_older, read, refused_token, why_silent
+from allfold.cli._clocks import Offset, Reading, estimate, with_shared_clocks
 from allfold.cli._http import Connection, NoAnswer
-from allfold.cli._trace.clocks import Offset, Reading, estimate, with_shared_clocks
 from allfold_core import agent_answers
 from allfold_core.agent_answers import CLOCK, ClockReading, Question, Recording, flight
 from allfold_core.errors import AgentUnreachable, AllfoldError, LocalError

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from allfold.cli._clocks import OUR_CLOCK
 from allfold.cli._parameters import (
     Seconds,
     orchestrator_option,
@@ -17,7 +18,6 @@ from allfold.cli._parameters import (
 )
 from allfold.cli._report import agents_to_ask
 from allfold.cli._trace.asking import Flight, Flights, ask_agents
-from allfold.cli._trace.clocks import OUR_CLOCK
 from allfold.cli._trace.merging import merged, newest_ops
 from allfold.cli._trace.seen_ops import seen_ops
 from allfold.cli._trace.torch_dump import group_dumps, write
