@@ -10,8 +10,7 @@ import pytest
 
 from allfold.cli._clocks import OUR_CLOCK
 from allfold.cli._trace.asking import Flight
-from allfold.cli._trace.torch_calls import profiling_name, sizes_of
-from allfold.cli._trace.torch_dump import GroupDump, group_dumps, write
+from allfold.cli._trace.torch_dump import GroupDump, group_dumps, profiling_name, sizes_of, write
 from tests.client_sdk.test_cli_trace import NOWHERE, run
 from tests.support.fakes.flights import agent, group, op, served
 

@@ -36,17 +36,6 @@ class CallStatus(TypedDict):
     age: float
 
 
-class EdgeStatus(TypedDict):
-    """The traffic with one node, in one direction."""
-
-    lane: str
-    peer: str
-    direction: str
-    payload_bytes: int
-    frames: int
-    scrapped_frames: int
-
-
 class GroupStatus(TypedDict):
     """A group as one node has it: ``ranks`` and ``last_seq`` are of this node."""
 
@@ -66,7 +55,7 @@ class GroupStatus(TypedDict):
     evicted: str
     in_flight: list[OpStatus]
     messages: list[CallStatus]
-    edges: NotRequired[list[EdgeStatus]]
+    edges: NotRequired[list[Json]]
 
 
 class Status(TypedDict):
@@ -197,10 +186,6 @@ class Flight(ClockReading):
     groups: list[Recording]
 
 
-class NotAnAgent(OtherForm):
-    """Something else answers at the address."""
-
-
 @dataclass(frozen=True, slots=True)
 class Question(Generic[T_co]):
     """A request to an agent.
@@ -225,7 +210,7 @@ class Question(Generic[T_co]):
             return checked(self.form, answer)
         except OtherForm as error:
             if not isinstance(answer.get("node"), str):
-                raise NotAnAgent(f"{url} answers, but not as an agent does") from None
+                raise OtherForm(f"{url} answers, but not as an agent does") from None
             found = f"{url} answers with a {self.name} of another version"
             raise OtherForm(f"{found}: {error}") from None
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from allfold_core.agent_answers import GroupHistory, History, RankSample, Sample
+from allfold_core.agent_answers import History, RankSample, Sample
 
 Json = dict[str, Any]
 Opening = tuple[str, int]
+Samples = Mapping[Opening, Mapping[str, Sequence[Sample]]]
+"""Samples by group and node; each node has some, over more than no time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,24 +78,32 @@ class LinkFigures:
     bytes: float
 
 
-def group_figures(histories: Iterable[History], window: float) -> list[GroupFigures]:
-    """Return the figures of all groups, by name.
+def recent_samples(histories: Iterable[History], window: float) -> Samples:
+    """Return what agents have counted of late, by group and node.
 
     Args:
-        histories: what agents answer to ``GET /v1/history``.
         window: seconds to look back, on each agent's own clock.
     """
-    openings: dict[Opening, dict[str, list[Sample]]] = {}
-    for node, group, samples in _samples(histories, window):
-        openings.setdefault((group["name"], group["opening"]), {})[node] = samples
-    return [_merged(opening, nodes) for opening, nodes in sorted(openings.items())]
+    found: dict[Opening, dict[str, list[Sample]]] = {}
+    for history in histories:
+        for group in history["groups"]:
+            young = [each for each in group["samples"] if each["at"] > history["now"] - window]
+            if sum(each["seconds"] for each in young) > 0:
+                nodes = found.setdefault((group["name"], group["opening"]), {})
+                nodes[history["node"]] = young
+    return found
 
 
-def link_figures(histories: Iterable[History], window: float) -> list[LinkFigures]:
+def group_figures(recent: Samples) -> list[GroupFigures]:
+    """Return the figures of all groups, by name."""
+    return [_merged(opening, nodes) for opening, nodes in sorted(recent.items())]
+
+
+def link_figures(recent: Samples) -> list[LinkFigures]:
     """Return what nodes have sent to each other, the most first."""
     sent: dict[tuple[str, str], float] = {}
     received: dict[tuple[str, str], float] = {}
-    for node, _, samples in _samples(histories, window):
+    for node, samples in (each for nodes in recent.values() for each in nodes.items()):
         seconds = sum(each["seconds"] for each in samples)
         for sample in samples:
             for peer, moved in sample["edges"].items():
@@ -102,17 +112,6 @@ def link_figures(histories: Iterable[History], window: float) -> list[LinkFigure
     rates = received | sent
     links = [LinkFigures(source, target, rate) for (source, target), rate in rates.items() if rate]
     return sorted(links, key=lambda each: -each.bytes)
-
-
-def _samples(
-    histories: Iterable[History], window: float
-) -> Iterator[tuple[str, GroupHistory, list[Sample]]]:
-    """Yield node, group and the samples that are young enough, where there are any."""
-    for history in histories:
-        for group in history["groups"]:
-            young = [each for each in group["samples"] if each["at"] > history["now"] - window]
-            if sum(each["seconds"] for each in young) > 0:
-                yield history["node"], group, young
 
 
 def _merged(opening: Opening, nodes: Mapping[str, Sequence[Sample]]) -> GroupFigures:

@@ -6,9 +6,20 @@ import json
 from collections.abc import Iterable
 from functools import cache
 from types import UnionType
-from typing import Annotated, Any, NotRequired, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    NotRequired,
+    TypeVar,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
 
 T = TypeVar("T")
+_SCALARS = frozenset({str, bool, int, float, type(None)})
 NumberKey = Annotated[str, "a whole number"]
 """The key of a mapping by rank, which JSON has as text."""
 
@@ -45,62 +56,49 @@ def checked(form: type[T], value: object) -> T:
 
 
 def _check(form: Any, value: Any, place: str) -> None:
-    if form is Any:
-        return
-    if scalars := _scalars(form):
-        if type(value) not in scalars:
-            raise _differs(place, form, value)
-    elif get_origin(form) is list:
-        _check_type(list, value, place)
-        (of_each,) = get_args(form)
-        _check_each(of_each, value, enumerate(value), place)
+    kinds, parts = _kinds(form), get_args(form)
+    if kinds and type(value) not in kinds:
+        names = sorted(kind.__name__ for kind in kinds)
+        raise _differs(place, " or ".join(names), value)
+    if get_origin(form) is list:
+        _check_each(parts[0], value, enumerate(value), place)
     elif get_origin(form) is dict:
-        key, of_each = get_args(form)
-        _check_type(dict, value, place)
-        if key == NumberKey and not all(map(str.isdecimal, value)):
+        if parts[0] == NumberKey and not all(map(str.isdecimal, value)):
             raise _differs(place, "numbers as keys", list(value))
-        _check_each(of_each, value.values(), value.items(), place)
-    else:
-        _check_type(dict, value, place)
-        _check_fields(form, value, place)
+        _check_each(parts[1], value.values(), value.items(), place)
+    elif is_typeddict(form):
+        for name, (of_field, is_required) in _fields(form).items():
+            if name in value:
+                _check(of_field, value[name], f"{place}.{name}")
+            elif is_required:
+                raise OtherForm(f"{place}.{name} is missing".removeprefix("."))
 
 
 def _check_each(
     form: Any, values: Iterable[object], entries: Iterable[tuple[object, object]], place: str
 ) -> None:
     # The long ones have the names of nodes and the numbers of ranks: one look at all of them.
-    if (scalars := _scalars(form)) and scalars.issuperset(map(type, values)):
+    if form in _SCALARS and _kinds(form).issuperset(map(type, values)):
         return
     for key, value in entries:
         _check(form, value, f"{place}.{key}")
 
 
-def _check_fields(form: Any, value: dict[str, Any], place: str) -> None:
-    for name, (of_field, is_required) in _fields(form).items():
-        if name in value:
-            _check(of_field, value[name], f"{place}.{name}")
-        elif is_required:
-            raise OtherForm(f"{place}.{name} is missing".removeprefix("."))
-
-
-def _check_type(kind: type, value: object, place: str) -> None:
-    if type(value) is not kind:
-        raise _differs(place, kind, value)
-
-
-def _differs(place: str, form: Any, value: object) -> OtherForm:
-    name = form.__name__ if isinstance(form, type) else form
+def _differs(place: str, expected: str, value: object) -> OtherForm:
     where = place.removeprefix(".") or "it"
-    return OtherForm(f"{where}: expected {name}, got {value!r:.40}")
+    return OtherForm(f"{where}: expected {expected}, got {value!r:.40}")
 
 
 @cache
-def _scalars(form: Any) -> frozenset[type]:
-    """Return the types of values of a form that has no parts; none of one that has."""
-    kinds = get_args(form) if isinstance(form, UnionType) else (form,)
-    if not all(kind in (str, bool, int, float, type(None)) for kind in kinds):
+def _kinds(form: Any) -> frozenset[type]:
+    """Return the types that a value of a form may have; none where it may have any."""
+    if form is Any:
         return frozenset()
-    return frozenset(kinds) | ({int} if float in kinds else set())
+    if isinstance(form, UnionType):
+        return frozenset().union(*map(_kinds, get_args(form)))
+    if form in _SCALARS:
+        return frozenset({float, int} if form is float else {form})
+    return frozenset({get_origin(form) or dict})
 
 
 @cache

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from allfold_orchestrator.observation.series import WINDOW_SECONDS, Series, figures_of
+from allfold_core.figures import group_figures
+from allfold_orchestrator.observation.series import WINDOW_SECONDS, Series
 from tests.orchestrator.observations import history_of, sample
 
 NOW = 10_000.0
@@ -84,12 +85,11 @@ def test_the_first_question_is_for_the_whole_window_and_old_seconds_are_dropped(
     series.settle(NOW + WINDOW_SECONDS)
     assert series.points(KEY, 0.0) == []
     series.settle(NOW + WINDOW_SECONDS)
-    assert series.recent(KEY, NOW) == []
+    assert series.recent(KEY, NOW) == {}
 
 
 def test_current_figures_are_of_the_latest_seconds_of_one_opening() -> None:
     series = taken(a=[sample(NOW - 60, ops=999), sample(NOW - 5, ops=10), sample(NOW - 4, ops=20)])
-    figures = figures_of(KEY, series.recent(KEY, NOW))
-    assert figures is not None
+    (figures,) = group_figures(series.recent(KEY, NOW))
     assert figures.ops == 15
-    assert figures_of(("train", 2), series.recent(("train", 2), NOW)) is None
+    assert group_figures(series.recent(("train", 2), NOW)) == []

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 from urllib.parse import urlencode
 
 from allfold.cli._http import NoAnswer, get_json
-from allfold_core.agent_answers import NotAnAgent, Question
+from allfold_core.agent_answers import Question
 from allfold_core.errors import AllfoldError, OrchestratorUnreachable, ServiceError
 from allfold_core.json_object import OtherForm
 
@@ -70,7 +70,7 @@ def read(question: Question[T], url: str, answer: Json) -> T:
     try:
         return question.read(url, answer)
     except OtherForm as error:
-        raise NoAnswer(str(error), error) from None
+        raise NoAnswer(str(error), error if "node" in answer else None) from None
 
 
 def ask_replicas(urls: Iterable[str], ask: Callable[[str], T]) -> T:
@@ -140,7 +140,7 @@ def why_silent(error: NoAnswer, service: str, setting: str) -> str:
             return f"see the finding on certificates, or write http:// ({setting})"
         case OSError():
             return f"see that this machine has a way there, or correct the address ({setting})"
-        case OtherForm() if not isinstance(error.cause, NotAnAgent):
+        case OtherForm():
             return "install the same version of Allfold everywhere"
         case _:
             return f"something else answers there: correct the address ({setting})"

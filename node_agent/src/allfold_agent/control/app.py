@@ -14,7 +14,6 @@ from allfold_agent.agent import Agent
 from allfold_agent.control.facts import add_facts
 from allfold_agent.control.flight import add_flight
 from allfold_agent.control.health import add_health
-from allfold_agent.control.history import add_history
 from allfold_agent.control.metrics import add_metrics
 from allfold_agent.control.peer_checks import add_peer_checks
 from allfold_agent.control.status import add_status
@@ -58,7 +57,6 @@ def make_app(agent: Agent) -> FastAPI:
     _add_errors(app)
     add_health(app, agent)
     add_status(app, agent)
-    add_history(app, agent)
     add_facts(app, agent)
     add_peer_checks(app, agent)
     add_metrics(app, agent)

@@ -9,11 +9,11 @@ from typing import Annotated
 from fastapi import FastAPI, Query
 
 from allfold_agent.agent import Agent
-from allfold_agent.groups.flight_recorder import Clock, OpRecord
+from allfold_agent.groups.flight_recorder import OpRecord
 from allfold_agent.groups.outcomes import RECORDED_OPS
 from allfold_agent.groups.recordings import Recording, recording_of
 from allfold_core import agent_answers
-from allfold_core.agent_answers import ClockReading, Flight, Json, RecordedOp
+from allfold_core.agent_answers import ClockReading, Clocks, Flight, Json, RecordedOp
 
 Limit = Annotated[int, Query(ge=1, le=RECORDED_OPS)]
 
@@ -24,7 +24,7 @@ def add_flight(app: FastAPI, agent: Agent) -> None:
     @app.get("/v1/clock", response_model=Json)
     async def clock() -> ClockReading:
         """The clocks of this node: who asks some times learns how far they are from its own."""
-        return {"node": agent.settings.name, "clock": read_clock().to_dict()}
+        return {"node": agent.settings.name, "clock": read_clock()}
 
     @app.get("/v1/flight", response_model=Json)
     async def flight(group: str = "", limit: Limit = 128) -> Flight:
@@ -38,7 +38,7 @@ def add_flight(app: FastAPI, agent: Agent) -> None:
         ended = [each for each in agent.recordings.ended() if group in ("", each.group)]
         now = read_clock()
         groups = [_describe(each, limit, now) for each in [*ended, *found]]
-        return {"node": agent.settings.name, "clock": now.to_dict(), "groups": groups}
+        return {"node": agent.settings.name, "clock": now, "groups": groups}
 
     @app.get("/v1/groups/{name}/openings/{opening}/ops")
     async def ops(name: str, opening: int, limit: Limit = 64) -> Json:
@@ -48,12 +48,12 @@ def add_flight(app: FastAPI, agent: Agent) -> None:
         return {"ops": _describe_ops(over[-limit:], read_clock())}
 
 
-def read_clock() -> Clock:
+def read_clock() -> Clocks:
     """Read this machine's clocks."""
-    return Clock(monotonic(), time())
+    return {"monotonic": monotonic(), "wall": time()}
 
 
-def _describe(recording: Recording, limit: int, now: Clock) -> agent_answers.Recording:
+def _describe(recording: Recording, limit: int, now: Clocks) -> agent_answers.Recording:
     return {
         "name": recording.group,
         "opening": recording.opening,
@@ -67,5 +67,5 @@ def _describe(recording: Recording, limit: int, now: Clock) -> agent_answers.Rec
     }
 
 
-def _describe_ops(records: Iterable[OpRecord], now: Clock) -> list[RecordedOp]:
+def _describe_ops(records: Iterable[OpRecord], now: Clocks) -> list[RecordedOp]:
     return [each.to_dict(now) for each in records]

@@ -1,10 +1,11 @@
-"""The status of this node: its groups, and what its ops in flight wait for."""
+"""The status of this node now, and its history: its groups, and what their ops wait for."""
 
 from __future__ import annotations
 
-from time import monotonic
+from time import monotonic, time
+from typing import Annotated
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Query
 
 from allfold_agent.agent import Agent
 from allfold_agent.control.health import problem_of
@@ -13,10 +14,12 @@ from allfold_agent.edges.edge_request import Lane
 from allfold_agent.groups.group import Group
 from allfold_agent.groups.link_watch import describe_layout
 from allfold_agent.groups.waiting import WaitingOp, waiting_ops
-from allfold_core.agent_answers import EdgeStatus, GroupStatus, Json, OpStatus, Status
+from allfold_core.agent_answers import GroupStatus, History, Json, OpStatus, Status
 
 
 def add_status(app: FastAPI, agent: Agent) -> None:
+    """Add the routes of the status, the history and the incidents."""
+
     @app.get("/v1/status", response_model=Json)
     async def status() -> Status:
         """This node: its groups, their ops in flight, the latest ops, the traffic per edge."""
@@ -33,6 +36,22 @@ def add_status(app: FastAPI, agent: Agent) -> None:
             "incidents": [each.to_dict() for each in agent.incidents.open_ones()],
             "groups": [describe_group(group) for group in agent.registry.all()],
         }
+
+    @app.get("/v1/history", response_model=Json)
+    async def history(since: Annotated[float, Query(ge=0)] = 0.0) -> History:
+        """One sample per second and group for the last 10 minutes, newest last.
+
+        ``since``: seconds since 1970. ``own`` is a rank's mean time from the end of an op to its
+        next call, ``late`` its mean time after the first local call, in seconds.
+        """
+        groups = agent.observer.history(since)
+        return {"node": agent.settings.name, "now": time(), "groups": groups}
+
+    @app.get("/v1/incidents")
+    async def incidents() -> Json:
+        """The incidents of this node's groups: open ones first, then the newest that are over."""
+        found = [*agent.incidents.open_ones(), *agent.incidents.recent()]
+        return {"node": agent.settings.name, "incidents": [each.to_dict() for each in found]}
 
 
 def describe_group(group: Group) -> GroupStatus:
@@ -80,7 +99,7 @@ def _describe_op(op: WaitingOp, now: float) -> OpStatus:
     }
 
 
-def _describe_edge(lane: Lane, peer: str, direction: str, counters: EdgeCounters) -> EdgeStatus:
+def _describe_edge(lane: Lane, peer: str, direction: str, counters: EdgeCounters) -> Json:
     return {
         "lane": lane.value,
         "peer": peer,

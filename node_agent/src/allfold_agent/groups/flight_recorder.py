@@ -86,11 +86,11 @@ class OpRecord(NamedTuple):
         """The call for people: ``all_reduce(sum, float32[1024])``."""
         return self.fingerprint.describe() if self.fingerprint else ""
 
-    def to_dict(self, clock: Clock) -> RecordedOp:
+    def to_dict(self, clock: Clocks) -> RecordedOp:
         """Return the JSON form: times are seconds after ``start``.
 
         Args:
-            clock: read just now.
+            clock: this machine's, read just now.
         """
         return {
             "seq": self.seq,
@@ -101,7 +101,7 @@ class OpRecord(NamedTuple):
             "lane": "short" if self.is_short else "long",
             "state": self.state.value,
             "start": self.start,
-            "started_at": clock.wall - (clock.monotonic - self.start),
+            "started_at": clock["wall"] - (clock["monotonic"] - self.start),
             "seconds": self.seconds,
             "arrivals": {str(rank): after for rank, after in self.arrivals.items()},
             "missing": list(self.missing),
@@ -121,17 +121,6 @@ class OpRecord(NamedTuple):
         if self.state.is_over:
             phases["done"] = self.seconds
         return dict(sorted(phases.items(), key=lambda each: each[1]))
-
-
-class Clock(NamedTuple):
-    """This machine's clocks, read together: seconds since some start, and since 1970."""
-
-    monotonic: float
-    wall: float
-
-    def to_dict(self) -> Clocks:
-        """Return the JSON form."""
-        return {"monotonic": self.monotonic, "wall": self.wall}
 
 
 def described(call: Fingerprint) -> Call:

@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from allfold_core.agent_answers import RecordedOp
-from allfold_core.figures import GroupFigures, link_figures
+from allfold_core.figures import GroupFigures, group_figures, link_figures
 from allfold_core.in_flight import Activity, Membership, activity
 from allfold_orchestrator.observation.agents import AgentAnswer
 from allfold_orchestrator.observation.drawing import draw
 from allfold_orchestrator.observation.sentences import group_sentence, headline, worth_saying
-from allfold_orchestrator.observation.series import RECENT_SECONDS, Series, figures_of
+from allfold_orchestrator.observation.series import Series
 
 MAX_RANKED = 32
 """So many ranks are in the ranking of the slowest."""
@@ -120,9 +120,8 @@ class _Measured:
 def _measured(name: str, known: Membership | None, now: float, series: Series) -> _Measured:
     key = name, known.opening if known else 0
     recent = series.recent(key, now)
-    links = link_figures(recent, RECENT_SECONDS)
-    rates = {(each.source, each.target): each.bytes for each in links}
-    return _Measured(figures_of(key, recent), rates)
+    rates = {(each.source, each.target): each.bytes for each in link_figures(recent)}
+    return _Measured(next(iter(group_figures(recent)), None), rates)
 
 
 def _group(
@@ -205,12 +204,7 @@ def _root_node(view: Json, op: RecordedOp | None) -> str:
 
 def _op(op: RecordedOp, now: float) -> Json:
     return {
-        "seq": op["seq"],
-        "what": op["what"],
-        "strategy": op["strategy"],
-        "state": op["state"],
-        "seconds": op["seconds"],
-        "error": op["error"],
+        **{name: op[name] for name in ("seq", "what", "strategy", "state", "seconds", "error")},
         "age": max(0.0, now - op["started_at"]),
     }
 

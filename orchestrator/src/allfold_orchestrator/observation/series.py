@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from allfold_core.agent_answers import GroupHistory, History, Sample
-from allfold_core.figures import GroupFigures, group_figures
+from allfold_core.agent_answers import History, Sample
+from allfold_core.figures import Samples, group_figures
 
 WINDOW_SECONDS = 300
 """So far back the charts go."""
@@ -45,7 +45,8 @@ class Series:
             seconds = self._samples.setdefault((group["name"], group["opening"]), {})
             for sample in group["samples"]:
                 second = round(sample["at"] + offset)
-                if second > received + 1:  # counted before its clock was set back
+                # Counted before its clock was set back, or over no time, by another version.
+                if second > received + 1 or not sample["seconds"] > 0:
                     continue
                 seconds.setdefault(second, {})[node] = {**sample, "at": second}
                 self._seen[node] = max(self._seen.get(node, 0.0), sample["at"])
@@ -73,31 +74,18 @@ class Series:
         points = self._points.get(key, {})
         return [points[second] for second in sorted(points) if second > since]
 
-    def recent(self, key: GroupKey, now: float) -> list[History]:
-        """Return the histories of the latest seconds of a group, for current figures."""
+    def recent(self, key: GroupKey, now: float) -> Samples:
+        """Return the samples of the latest seconds of a group, for current figures."""
         by_node: dict[str, list[Sample]] = {}
         for second, samples in self._samples.get(key, {}).items():
             if second > now - RECENT_SECONDS:
                 for node, sample in samples.items():
                     by_node.setdefault(node, []).append(sample)
-        return [_history(node, key, samples, now) for node, samples in by_node.items()]
-
-
-def figures_of(key: GroupKey, histories: list[History]) -> GroupFigures | None:
-    """Return a group's figures; ``None`` where its nodes have counted nothing."""
-    found = group_figures(histories, RECENT_SECONDS)
-    return next((each for each in found if (each.group, each.opening) == key), None)
-
-
-def _history(node: str, key: GroupKey, samples: list[Sample], now: float) -> History:
-    name, opening = key
-    group: GroupHistory = {"name": name, "opening": opening, "samples": samples}
-    return {"node": node, "now": now, "groups": [group]}
+        return {key: by_node} if by_node else {}
 
 
 def _point(second: int, key: GroupKey, samples: dict[str, Sample]) -> Json:
-    histories = [_history(node, key, [sample], second) for node, sample in samples.items()]
-    found = figures_of(key, histories) or GroupFigures(*key, 0.0, 0.0, None, None, ())
+    (found,) = group_figures({key: {node: [sample] for node, sample in samples.items()}})
     ranks = sorted(found.ranks, key=lambda each: each.rank)
     return {
         "at": second,

@@ -10,7 +10,13 @@ from allfold.cli._asking import SECONDS, ask_all, read
 from allfold.cli._http import get_json
 from allfold.cli._report import Report, gather
 from allfold_core.agent_answers import History, Json, Status, history
-from allfold_core.figures import GroupFigures, LinkFigures, group_figures, link_figures
+from allfold_core.figures import (
+    GroupFigures,
+    LinkFigures,
+    group_figures,
+    link_figures,
+    recent_samples,
+)
 
 
 @dataclass(frozen=True)
@@ -107,13 +113,9 @@ class Watcher:
         self._known = [*dict.fromkeys([*self._known, *report.agents])]
         self._forget_gone(report)
         # One of another version has no figures, nor has one that has just ended.
-        histories = list(ask_all(report.agents, self._history).found.values())
-        return Snapshot(
-            time.time(),
-            report,
-            group_figures(histories, self._window),
-            link_figures(histories, self._window),
-        )
+        histories = ask_all(report.agents, self._history).found.values()
+        recent = recent_samples(histories, self._window)
+        return Snapshot(time.time(), report, group_figures(recent), link_figures(recent))
 
     def _forget_gone(self, report: Report) -> None:
         gone = {each["control_url"] for each in report.nodes if each["state"] == "gone"}
