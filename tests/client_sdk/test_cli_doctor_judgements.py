@@ -9,7 +9,7 @@ import pytest
 
 from allfold.cli._clocks import Offset
 from allfold.cli._doctor.findings import Diagnosis, Finding, Level
-from allfold.cli._doctor.limits import judge_machine
+from allfold.cli._doctor.machine import judge_machine
 from allfold.cli._doctor.nodes import judge_addresses, judge_clocks, judge_nodes, leading_astray
 from allfold.cli._doctor.pairs import Outcome, Place, check_pairs, judge_pairs, rounds
 

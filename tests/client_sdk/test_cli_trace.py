@@ -14,8 +14,8 @@ from click.testing import CliRunner, Result
 
 from allfold.cli._clocks import OUR_CLOCK, Offset, Reading, estimate, with_shared_clocks
 from allfold.cli._main import cli
+from allfold.cli._trace.asking import SeenOp
 from allfold.cli._trace.merging import newest_ops
-from allfold.cli._trace.seen_ops import SeenOp
 from tests.support import trace_format
 from tests.support.fakes.flights import agent, group, op, served
 

@@ -12,7 +12,7 @@ import pytest
 from fastapi import FastAPI
 
 from allfold_agent.agent import Agent
-from allfold_agent.control.flight import add_flight
+from allfold_agent.control.status import add_flight
 from allfold_agent.groups.group import Group
 from allfold_agent.groups.recordings import Recordings
 from allfold_agent.groups.registry import Registry

@@ -12,11 +12,10 @@ from starlette.exceptions import HTTPException
 from allfold_agent import __version__
 from allfold_agent.agent import Agent
 from allfold_agent.control.facts import add_facts
-from allfold_agent.control.flight import add_flight
 from allfold_agent.control.health import add_health
 from allfold_agent.control.metrics import add_metrics
 from allfold_agent.control.peer_checks import add_peer_checks
-from allfold_agent.control.status import add_status
+from allfold_agent.control.status import add_flight, add_status
 from allfold_agent.http.guard import Guard, StampedResponse
 from allfold_core.errors import AllfoldError, InvalidArgument, LocalError, ServiceError
 from allfold_core.schema import MESSAGE

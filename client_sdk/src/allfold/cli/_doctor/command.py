@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from allfold.cli._doctor.findings import Diagnosis, Finding, Level, LinkSpeed
-from allfold.cli._doctor.here import check_machine
+from allfold.cli._doctor.machine import check_machine
 from allfold.cli._doctor.services import Services
 from allfold.cli._parameters import (
     Seconds,

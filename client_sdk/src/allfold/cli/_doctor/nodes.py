@@ -12,7 +12,7 @@ from allfold.cli._asking import Answers, why_silent
 from allfold.cli._clocks import OUR_CLOCK, Offset
 from allfold.cli._doctor.asking import Answer, refusal
 from allfold.cli._doctor.findings import HERE, Diagnosis, Finding, Json, fail, ok, warn
-from allfold.cli._doctor.limits import judge_machine
+from allfold.cli._doctor.machine import judge_machine
 from allfold.cli._http import NoAnswer
 
 LISTEN_WIDELY = (

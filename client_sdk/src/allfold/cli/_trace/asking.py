@@ -1,8 +1,8 @@
-"""The requests of ``allfold trace``: each agent's clock, some times, then its flight recorder."""
+"""The requests of ``allfold trace``: agents' flight recorders, and their ops on our clock."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,7 +13,7 @@ from allfold.cli._asking import Failure, ask_all, is_older, read, refused_token,
 from allfold.cli._clocks import Offset, Reading, estimate, with_shared_clocks
 from allfold.cli._http import Connection, NoAnswer
 from allfold_core import agent_answers
-from allfold_core.agent_answers import CLOCK, ClockReading, Question, Recording, flight
+from allfold_core.agent_answers import CLOCK, ClockReading, Question, RecordedOp, Recording, flight
 from allfold_core.errors import AgentUnreachable, AllfoldError, LocalError
 
 _SECONDS = 5.0
@@ -21,6 +21,8 @@ _READINGS = 10
 _AT_ONCE = 16
 
 T = TypeVar("T")
+Opening = tuple[str, int]
+"""The name of a group, and which of its openings it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,22 +51,14 @@ class Flights:
 
     Attributes:
         problems: by URL, why an agent has none, and what to do.
-        refused: the URLs of those that have answered with an error.
     """
 
     found: list[Flight] = field(default_factory=list)
     problems: dict[str, str] = field(default_factory=dict)
-    refused: Set[str] = frozenset()
 
 
 def ask_agents(
-    urls: Sequence[str],
-    named: Iterable[str],
-    token: str,
-    *,
-    our_wall: float,
-    group: str,
-    limit: int,
+    urls: Sequence[str], named: list[str], token: str, *, our_wall: float, group: str, limit: int
 ) -> Flights:
     """Return the flight recorders of agents.
 
@@ -97,9 +91,8 @@ def ask_agents(
     flights = Flights(
         [_flight(url, answer, offset, our_wall) for (url, answer), offset in found],
         {url: _problem(url, error, has_token=bool(token)) for url, error in failed.items()},
-        {url for url, error in failed.items() if isinstance(error, AllfoldError)},
     )
-    _require(flights, urls, named)
+    _require(flights, failed, urls, named)
     return flights
 
 
@@ -133,14 +126,93 @@ def _flight(url: str, answer: agent_answers.Flight, offset: Offset, our_wall: fl
     return Flight(url, answer["node"], answered, offset, wall_ahead, answer["groups"])
 
 
-def _require(flights: Flights, urls: Sequence[str], named: Iterable[str]) -> None:
-    problems = flights.problems
-    lost = [url for url in named if url in problems] or ([] if flights.found else list(problems))
+def _require(
+    flights: Flights, failed: Mapping[str, Failure], urls: Sequence[str], named: Iterable[str]
+) -> None:
+    lost = [url for url in named if url in failed] or ([] if flights.found else list(failed))
     if lost:
-        kind = LocalError if flights.refused >= set(lost) else AgentUnreachable
-        raise kind(f"no flight recorder: {'; '.join(problems[url] for url in lost)}")
+        refused = all(isinstance(failed[url], AllfoldError) for url in lost)
+        kind = LocalError if refused else AgentUnreachable
+        raise kind(f"no flight recorder: {'; '.join(flights.problems[url] for url in lost)}")
     if not urls:
         raise LocalError(
             "the orchestrator knows no node that is there: start agents, or name one with "
             "--agent-url"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class SeenOp:
+    """One op as one node has seen it; times are on our monotonic clock.
+
+    Attributes:
+        record: as ``GET /v1/flight`` has it.
+        start: the first call of a rank of the node.
+        end: its outcome, or the node's answer while it is in flight.
+        arrivals: when each rank of the node called it.
+    """
+
+    node: str
+    opening: Opening
+    record: RecordedOp
+    start: float
+    end: float
+    arrivals: Mapping[int, float]
+
+    @property
+    def seq(self) -> int:
+        return self.record["seq"]
+
+    @property
+    def is_over(self) -> bool:
+        return "done" in self.record["phases"]
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """The identity of the op on all nodes: group, opening and sequence number."""
+        return (*self.opening, self.seq)
+
+    @property
+    def missing(self) -> list[int]:
+        """The ranks of the node that have not called it."""
+        return list(self.record["missing"])
+
+    def phase(self, name: str) -> float | None:
+        """Return when it came to a phase; ``None`` where that is not known."""
+        after = self.record["phases"].get(name)
+        return None if after is None else self.start + after
+
+    @property
+    def heard(self) -> dict[str, float]:
+        """By node, when its first data were taken in."""
+        return {node: self.start + after for node, after in self.record["heard"].items()}
+
+
+def ops_of_group(flight: Flight, group: Recording) -> Iterator[SeenOp]:
+    """Yield the ops of a group in a node's flight recorder."""
+    for record in group["ops"]:
+        start = record["start"] - flight.offset.ahead
+        yield SeenOp(
+            flight.node,
+            (group["name"], group["opening"]),
+            record,
+            start,
+            start + record["seconds"],
+            {int(rank): start + after for rank, after in record["arrivals"].items()},
+        )
+
+
+def seen_ops(flights: Iterable[Flight], seconds: float | None) -> list[SeenOp]:
+    """Return the ops of all nodes in the order of their starts.
+
+    Args:
+        seconds: leave out those that were over so long before their node answered.
+    """
+    found = [
+        op
+        for flight in flights
+        for group in flight.groups
+        for op in ops_of_group(flight, group)
+        if seconds is None or not op.is_over or op.end >= flight.answered - seconds
+    ]
+    return sorted(found, key=lambda op: op.start)

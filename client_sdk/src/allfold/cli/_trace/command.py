@@ -17,9 +17,8 @@ from allfold.cli._parameters import (
     token,
 )
 from allfold.cli._report import agents_to_ask
-from allfold.cli._trace.asking import Flight, Flights, ask_agents
+from allfold.cli._trace.asking import Flight, Flights, ask_agents, seen_ops
 from allfold.cli._trace.merging import merged, newest_ops
-from allfold.cli._trace.seen_ops import seen_ops
 from allfold.cli._trace.torch_dump import group_dumps, write
 from allfold_core.errors import InvalidArgument, LocalError
 from allfold_core.verdict import counted

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
-from allfold.cli._trace.asking import Flights
+from allfold.cli._trace.asking import Flights, Opening, SeenOp
 from allfold.cli._trace.events import Events, Key, Thread, Tracks
-from allfold.cli._trace.seen_ops import Opening, SeenOp
 from allfold_core.agent_answers import Call, Json, RecordedOp
 
 MOST_EVENTS = 500_000

@@ -13,8 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from allfold.cli._trace.asking import Flight
-from allfold.cli._trace.seen_ops import Opening, SeenOp, ops_of_group
+from allfold.cli._trace.asking import Flight, Opening, SeenOp, ops_of_group
 from allfold_core.agent_answers import Call, Json, Recording
 from allfold_core.dtypes import DType
 from allfold_core.operations import AUTO, Fingerprint, Kind, ReduceOp
