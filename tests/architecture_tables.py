@@ -216,6 +216,7 @@ def locks() -> str:
 
 BLOCKS: dict[str, Callable[[], str]] = {
     "locks": locks,
+    "rooms of the services": lambda: rooms("allfold_service"),
     "rooms of the core": lambda: rooms("allfold_core"),
     "rooms of the agent": lambda: rooms("allfold_agent"),
     "rooms of the orchestrator": lambda: rooms("allfold_orchestrator"),

@@ -28,12 +28,11 @@ from allfold_agent.agent import Agent
 from allfold_agent.control.app import make_app
 from allfold_agent.data_port import DataPort
 from allfold_agent.settings import AgentSettings
-from allfold_core.security.handshakes import HANDSHAKE_SECONDS
-from allfold_core.security.idle_connections import MOST_IDLE, PATIENCE_SECONDS
-from allfold_core.security.tls import TlsIdentity
-from allfold_core.security.tokens import Tokens
 from allfold_orchestrator.http.app import create_app
 from allfold_orchestrator.settings import Settings
+from allfold_service.connections import HANDSHAKE_SECONDS, MOST_IDLE, PATIENCE_SECONDS
+from allfold_service.credentials import Tokens
+from allfold_service.tls import TlsIdentity
 from tests.support.credentials import certificates
 from tests.support.descriptors import descriptors
 from tests.support.processes.services import ROOT

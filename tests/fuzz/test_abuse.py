@@ -16,9 +16,9 @@ import pytest
 
 from allfold.cli._stack import LocalStack
 from allfold_agent.http.connections import ConnectionLimits
-from allfold_core.security.idle_connections import MOST_IDLE, PATIENCE_SECONDS
-from allfold_core.security.request_limits import REQUEST_SECONDS
 from allfold_core.wire.local_wire import MAX_MESSAGE, PROTOCOL_VERSION, Message, pack_json
+from allfold_service.connections import MOST_IDLE, PATIENCE_SECONDS
+from allfold_service.request_limits import REQUEST_SECONDS
 from tests.support.descriptors import descriptors
 from tests.support.processes.steady_job import SteadyJob
 from tests.support.waiting import wait_until

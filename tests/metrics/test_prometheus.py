@@ -16,7 +16,7 @@ from urllib.error import HTTPError
 import pytest
 
 from allfold.cli._http import post
-from allfold_core.metrics import MetricType
+from allfold_service.metrics import MetricType
 from benchmarks.redis_server import RedisServer
 from tests import grafana_dashboard
 from tests.grafana_dashboard import Panel

@@ -14,8 +14,8 @@ from urllib.parse import urlsplit, urlunsplit
 
 from allfold_core.errors import AllfoldError, from_dict
 from allfold_core.incident import printable
-from allfold_core.security.tls import explain, identity
-from allfold_core.security.tokens import Tokens
+from allfold_service.credentials import Tokens
+from allfold_service.tls import explain, identity
 
 
 class NoAnswer(Exception):

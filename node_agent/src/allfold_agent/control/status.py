@@ -9,7 +9,6 @@ from typing import Annotated
 from fastapi import FastAPI, Query
 
 from allfold_agent.agent import Agent
-from allfold_agent.control.health import problem_of
 from allfold_agent.edges.connection import EdgeCounters
 from allfold_agent.edges.edge_request import Lane
 from allfold_agent.groups.flight_recorder import OpRecord
@@ -69,6 +68,11 @@ def add_status(app: FastAPI, agent: Agent) -> None:
         """The incidents of this node's groups: open ones first, then the newest that are over."""
         found = [*agent.incidents.open_ones(), *agent.incidents.recent()]
         return {"node": agent.settings.name, "incidents": [each.to_dict() for each in found]}
+
+
+def problem_of(agent: Agent) -> str | None:
+    """Return the reason for which no rank can join at the moment; ``None`` if ranks can."""
+    return agent.draining.problem or agent.registration.problem
 
 
 def describe_group(group: Group) -> GroupStatus:

@@ -22,7 +22,7 @@ from allfold.cli._doctor.nodes import (
 from allfold.cli._doctor.pairs import Place, check_pairs, judge_pairs, speed
 from allfold.cli._http import NoAnswer, tls_context
 from allfold_core.errors import AllfoldError, ServiceError
-from allfold_core.security.tls import end_of
+from allfold_service.tls import end_of
 
 _SETTING = "--orchestrator or ALLFOLD_ORCHESTRATOR_URL"
 _ORCHESTRATOR = "orchestrator"

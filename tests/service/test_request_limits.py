@@ -13,21 +13,12 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-import uvicorn
 from starlette.types import Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from allfold_core.security import (
-    handshakes,
-    idle_connections,
-    request_limits,
-    stalled_answers,
-)
-from allfold_core.security.handshakes import listen_with_tls
-from allfold_core.security.idle_connections import IdleConnections
-from allfold_core.security.request_limits import HEAD_BYTES, limited
-from allfold_core.security.stalled_answers import AnswerWatch
-from allfold_core.security.tls import TlsIdentity
+from allfold_service import connections, request_limits, server
+from allfold_service.connections import IdleConnections
+from allfold_service.request_limits import HEAD_BYTES, AnswerWatch
+from allfold_service.tls import TlsIdentity
 from tests.support.credentials import certificates, with_tls
 from tests.support.descriptors import no_descriptors_left
 from tests.support.http_server import Server
@@ -71,18 +62,8 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.body", "body": part, "more_body": end < len(body)})
 
 
-class LimitedServer(Server):
-    """A server with these limits."""
-
-    def __init__(self, most_idle: int, tls: TlsIdentity | None) -> None:
-        self._idle, self._tls = IdleConnections(most_idle), tls
-        http = limited(HttpToolsProtocol, self._idle)
-        super().__init__(uvicorn.Config(app, http=http, log_config=None, lifespan="off"))
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup([] if self._tls else sockets)
-        if self._tls is not None:
-            listen_with_tls(self, sockets or [], self._tls.server, self._idle)
+class LimitedServer(Server, server.Server):
+    """The server of the services, which begins and ends at once."""
 
 
 class Port:
@@ -108,10 +89,11 @@ class Port:
 
 @asynccontextmanager
 async def serving(most_idle: int = 8, tls: TlsIdentity | None = None) -> AsyncIterator[Port]:
-    port, server = Port(), LimitedServer(most_idle, tls)
-    task = asyncio.create_task(server.serve([port.listener]))
-    await until(lambda: server.started, "it serves")
-    port.served = server.server_state.connections
+    port, idle = Port(), IdleConnections(most_idle)
+    limited = LimitedServer(app, tls, keep_alive=5, graceful=30, idle=idle, lifespan="off")
+    task = asyncio.create_task(limited.serve([port.listener]))
+    await until(lambda: limited.started, "it serves")
+    port.served = limited.server_state.connections
     try:
         yield port
     finally:
@@ -119,7 +101,7 @@ async def serving(most_idle: int = 8, tls: TlsIdentity | None = None) -> AsyncIt
             writer.close()
             with suppress(OSError):
                 await within(10.0, writer.wait_closed())
-        server.end()
+        limited.end()
         await within(10.0, task)
 
 
@@ -265,7 +247,7 @@ async def test_too_many_requests_that_are_sent_ahead_end_their_connection(path: 
 async def test_a_client_that_reads_no_answer_is_left(
     more: bytes, has_tls: bool, tls: TlsIdentity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stalled_answers, "STALLED_SECONDS", 0.1)
+    monkeypatch.setattr(request_limits, "STALLED_SECONDS", 0.1)
     identity = tls if has_tls else None
     async with serving(tls=identity) as port:
         stream = await port.connect(tls=identity)
@@ -347,7 +329,7 @@ async def test_what_is_no_request_is_refused_in_the_form_of_all_errors() -> None
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that gives no connection time to be idle where there are too many."""
-    monkeypatch.setattr(idle_connections, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(connections, "PATIENCE_SECONDS", 0.0)
 
 
 @pytest.mark.parametrize("has_tls", [False, True])
@@ -379,11 +361,11 @@ def test_a_connection_that_was_idle_for_long_goes_where_there_are_too_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock, aborted = [0.0], list[int]()
-    monkeypatch.setattr(idle_connections, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(connections, "monotonic", lambda: clock[0])
     idle = IdleConnections(most=2)
     for number in range(4):
         idle.add(number, "a", partial(aborted.append, number))
-    clock[0] = idle_connections.PATIENCE_SECONDS
+    clock[0] = connections.PATIENCE_SECONDS
     idle.add(1, "a", partial(aborted.append, 1))  # it has done something since
     assert aborted == [0, 2]
     idle.add(4, "b", partial(aborted.append, 4))
@@ -414,7 +396,7 @@ def hello(tls: TlsIdentity) -> bytes:
 async def test_a_handshake_that_never_ends_is_ended(
     share: float, tls: TlsIdentity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handshakes, "HANDSHAKE_SECONDS", 0.2)
+    monkeypatch.setattr(connections, "HANDSHAKE_SECONDS", 0.2)
     async with serving(tls=tls) as port:
         stream = await port.connect()
         begun = hello(tls)
@@ -474,7 +456,7 @@ async def test_a_request_that_comes_with_the_end_of_the_handshake_is_answered(
 async def test_a_server_without_descriptors_accepts_as_soon_as_it_has_some(
     tls: TlsIdentity, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(handshakes, "_RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(connections, "_RETRY_SECONDS", 0.05)
     async with serving(tls=tls) as port:
         with socket.socket() as sock:
             with no_descriptors_left():

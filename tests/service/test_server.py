@@ -1,15 +1,14 @@
-"""The end of a running agent: SIGTERM lets ranks leave first, whatever is in a hurry does not."""
+"""The end of a service: SIGTERM lets it drain first, whatever is in a hurry does not."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
+from pathlib import Path
 
 import pytest
-import uvicorn
 
-from allfold_agent.service import _Server
-from allfold_core.security.idle_connections import IdleConnections
+from allfold_service.server import Server, write_ready_file
 
 pytestmark = pytest.mark.anyio
 
@@ -25,8 +24,8 @@ class Drain:
     def __init__(self) -> None:
         self.begun = asyncio.Event()
         self.goes_on = asyncio.Event()
-        self.server = _Server(uvicorn.Config("no:app"), None, IdleConnections())
-        self.server.end_at_signals(self._run)
+        self.server = Server("no:app", None, keep_alive=1, graceful=1, drain=self._run)
+        self.server.end_at_signals()
 
     async def _run(self) -> None:
         self.begun.set()
@@ -42,7 +41,7 @@ class Drain:
             await seen.wait()
 
 
-async def test_an_agent_serves_until_it_has_drained() -> None:
+async def test_a_service_serves_until_it_has_drained() -> None:
     drain = Drain()
     await drain.sees(signal.SIGTERM)
     async with asyncio.timeout(10.0):
@@ -61,8 +60,16 @@ async def test_a_second_sigterm_cuts_the_drain_short() -> None:
     assert drain.server.should_exit
 
 
-async def test_sigint_ends_an_agent_without_a_drain() -> None:
+async def test_sigint_ends_a_service_without_a_drain() -> None:
     drain = Drain()
     await drain.sees(signal.SIGINT)
     assert drain.server.should_exit
     assert not drain.begun.is_set()
+
+
+def test_the_ready_file_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "ready"
+    write_ready_file(path, "127.0.0.1:1")
+    write_ready_file(str(path), "127.0.0.1:22222")
+    assert path.read_text() == "127.0.0.1:22222"
+    assert list(tmp_path.iterdir()) == [path]

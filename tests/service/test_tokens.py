@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from allfold_core.errors import InvalidArgument
-from allfold_core.security.tokens import Tokens
+from allfold_service.credentials import Tokens
 
 
 def test_without_a_token_nothing_is_sent_and_none_is_asked_for() -> None:

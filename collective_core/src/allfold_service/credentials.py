@@ -1,14 +1,16 @@
-"""The join token, or several of them while it is changed."""
+"""The credentials of a process: its join tokens, and its certificate."""
 
 from __future__ import annotations
 
 import hmac
 from collections.abc import MutableMapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from allfold_core.errors import InvalidArgument
-from allfold_core.security.watched_files import WatchedFiles
+from allfold_service.tls import TlsIdentity
+from allfold_service.watched_files import WatchedFiles
 
 
 class _HasHeaders(Protocol):
@@ -71,6 +73,24 @@ class Tokens:
         shown = bearer(authorization).encode()
         fits = [hmac.compare_digest(shown, each.encode()) for each in self.accepted]
         return True in fits
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """The join tokens, and the certificate.
+
+    Attributes:
+        tokens: empty where no token is asked for.
+        tls: ``None`` where connections are plain.
+    """
+
+    tokens: Tokens = field(default_factory=Tokens)
+    tls: TlsIdentity | None = None
+
+    @property
+    def scheme(self) -> str:
+        """The scheme of the URLs of services: ``http`` or ``https``."""
+        return "http" if self.tls is None else "https"
 
 
 def bearer(authorization: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from allfold_core.metrics import Histogram, Metric, Values, counter, gauge, histogram
+from allfold_service.metrics import Histogram, Metric, Values, counter, gauge, histogram
 
 OPS = counter("ops_total", "Ops.", "group")
 AGE = gauge("age_seconds", "Age.")

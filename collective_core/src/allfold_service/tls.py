@@ -19,7 +19,7 @@ from socket import socket
 from typing import Any
 
 from allfold_core.errors import InvalidArgument
-from allfold_core.security.watched_files import WatchedFiles
+from allfold_service.watched_files import WatchedFiles
 
 CERTIFICATE, KEY, AUTHORITIES = "tls.crt", "tls.key", "ca.crt"
 DEFAULT_NAME = "allfold"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from allfold_core.errors import InvalidArgument
-from allfold_core.security import watched_files
-from allfold_core.security.watched_files import WatchedFiles
+from allfold_service import watched_files
+from allfold_service.watched_files import WatchedFiles
 
 
 class Reader:

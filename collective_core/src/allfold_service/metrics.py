@@ -1,16 +1,33 @@
-"""Metrics: what a service shows of itself, as one catalogue, and the values of one look at it.
+"""Metrics: one catalogue of what a service shows of itself, the values of one look, their text.
 
-Names and types are those of Prometheus; how they are served is the services' business. From a
-catalogue follow the metrics that are served, their documentation and the dashboards. Pure.
+Names and types are those of Prometheus. From a catalogue follow the metrics that are served, their
+documentation and the dashboards.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
+
+from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector, generate_latest
+from prometheus_client import Metric as Family
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4 as CONTENT_TYPE
+from prometheus_client.registry import Collector
+
+__all__ = [
+    "CONTENT_TYPE",
+    "Exposition",
+    "Histogram",
+    "Metric",
+    "MetricType",
+    "Values",
+    "counter",
+    "gauge",
+    "histogram",
+]
 
 
 class MetricType(StrEnum):
@@ -176,3 +193,43 @@ def _of(metric: Metric, labels: tuple[str, ...], values: Histogram) -> Iterator[
         yield Sample(f"{metric.name}_bucket", {**named, "le": bound}, total)
     yield Sample(f"{metric.name}_count", named, buckets[-1][1])
     yield Sample(f"{metric.name}_sum", named, values.sum)
+
+
+class Exposition:
+    """One registry: the metrics of the catalogue, and those of every Python process.
+
+    Args:
+        catalogue: the metrics that there are.
+        look: returns their values.
+    """
+
+    def __init__(self, catalogue: Iterable[Metric], look: Callable[[], Values]) -> None:
+        # Not the library's global one: a process may hold several services, as tests do.
+        self._registry = CollectorRegistry()
+        self._registry.register(_Catalogue(tuple(catalogue), look))
+        ProcessCollector(registry=self._registry)
+        GCCollector(registry=self._registry)
+
+    def text(self) -> bytes:
+        """Return what is to be served."""
+        return generate_latest(self._registry)
+
+
+class _Catalogue(Collector):
+    def __init__(self, catalogue: tuple[Metric, ...], look: Callable[[], Values]) -> None:
+        self._catalogue = catalogue
+        self._look = look
+
+    def describe(self) -> Iterator[Family]:
+        return map(_family, self._catalogue)
+
+    def collect(self) -> Iterator[Family]:
+        for metric, samples in self._look().families():
+            family = _family(metric)
+            for name, labels, value in samples:
+                family.add_sample(name, dict(labels), value)
+            yield family
+
+
+def _family(metric: Metric) -> Family:
+    return Family(metric.family, metric.help, metric.type.value)

@@ -11,11 +11,11 @@ import sys
 
 import pytest
 
-from allfold_core.logs import JsonLines, TextLines
+from allfold_service.logs import JsonLines, TextLines
 
 WRITES_ONE_LINE = """
 import logging
-from allfold_core import logs
+from allfold_service import logs
 logs.set_up("{}", "INFO", service="agent", instance="a")
 logging.getLogger("allfold").info("it works", extra={{"group": "train"}})
 """

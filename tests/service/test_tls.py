@@ -16,8 +16,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from allfold_core.errors import InvalidArgument
-from allfold_core.security import tls
-from allfold_core.security.tls import TlsIdentity, end_of, identity
+from allfold_service import tls
+from allfold_service.tls import TlsIdentity, end_of, identity
 from tests.support.authorities import Authority, authority_of, let_authority_end
 from tests.support.credentials import certificates
 
