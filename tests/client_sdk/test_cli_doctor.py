@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from allfold.cli._doctor import asking, here
+from allfold.cli._doctor import asking, machine
 from allfold_cluster import Cluster
 from allfold_core.errors import ServiceError
 from tests.client_sdk.http_service import service
@@ -95,7 +95,7 @@ def test_something_else_than_a_socket_fails(allfold: Commands, tmp_path: Path) -
 def test_an_agent_that_does_not_greet_fails(
     allfold: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(here, "_GREETING_SECONDS", 0.2)
+    monkeypatch.setattr(machine, "_GREETING_SECONDS", 0.2)
     _, path = allfold.agent()
     report = diagnose(allfold, "--local", status=1, ALLFOLD_SOCKET=path)
     assert "does not answer within 0.2 s" in found(report, "agent socket", "fail")[0]
@@ -111,7 +111,7 @@ def test_an_orchestrator_that_was_named_and_is_not_there_fails(allfold: Commands
 def test_a_service_that_accepts_and_says_nothing_is_told_from_one_that_is_not_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(asking, "_SECONDS", 0.2)
+    monkeypatch.setattr(asking, "SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         report = json.loads(called("doctor", "--json", "--agent-url", url, status=1).stdout)
@@ -235,7 +235,7 @@ def test_agents_alone_are_checked_without_the_orchestrator(
 def test_an_agent_that_is_stopped_fails_and_the_others_are_checked(
     stack: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asking, "_SECONDS", 1.0)
+    monkeypatch.setattr(asking, "SECONDS", 1.0)
     agent = stack.services[2]
     agent.signal(signal.SIGSTOP)
     try:

@@ -13,7 +13,7 @@ from threading import Thread
 import pytest
 
 from allfold.cli._doctor.findings import Finding, Level
-from allfold.cli._doctor.tls import check_certificates
+from allfold.cli._doctor.services import check_certificates
 from allfold_service.tls import TlsIdentity
 from tests.support.authorities import let_authority_end
 from tests.support.credentials import certificates

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from allfold.cli._doctor.addresses import leading_astray
-from allfold.cli._doctor.asking import Answer
+from allfold.cli._clocks import Offset
 from allfold.cli._doctor.findings import Diagnosis, Finding, Level
-from allfold.cli._doctor.limits import judge_machine
-from allfold.cli._doctor.nodes import judge_addresses, judge_clocks, judge_nodes
+from allfold.cli._doctor.machine import judge_machine
+from allfold.cli._doctor.nodes import judge_addresses, judge_clocks, judge_nodes, leading_astray
 from allfold.cli._doctor.pairs import Outcome, Place, check_pairs, judge_pairs, rounds
 
 GIB = 1 << 30
@@ -136,15 +135,15 @@ def test_a_driver_without_a_gpu_that_the_agent_uses_is_a_warning() -> None:
 
 
 def test_clocks_are_compared_with_the_orchestrators_and_not_with_ours() -> None:
-    ours_is_late = Answer({}, 5.0, 0.001)
-    assert bad(list(judge_clocks(ours_is_late, {"a": Answer({}, 5.01, 0.001)}))) == {}
-    told = bad(list(judge_clocks(ours_is_late, {"a": Answer({}, 2.0, 0.001)})))
+    ours_is_late = Offset(5.0, 0.001)
+    assert bad(list(judge_clocks(ours_is_late, {"a": Offset(5.01, 0.001)}))) == {}
+    told = bad(list(judge_clocks(ours_is_late, {"a": Offset(2.0, 0.001)})))
     assert told == {"clock": "is 3 s behind the orchestrator's"}
 
 
 def test_what_a_round_trip_leaves_open_is_not_taken_for_an_offset() -> None:
-    assert bad(list(judge_clocks(None, {"a": Answer({}, 0.3, 0.25)}))) == {}
-    told = bad(list(judge_clocks(None, {"a": Answer({}, 0.4, 0.25)})))
+    assert bad(list(judge_clocks(None, {"a": Offset(0.3, 0.25)}))) == {}
+    told = bad(list(judge_clocks(None, {"a": Offset(0.4, 0.25)})))
     assert told == {"clock": "is 0.4 s ahead of this machine's"}
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from allfold.cli._incidents import lines
+from allfold.cli._report import incident_lines
 from allfold.cli._units import age
 from allfold_core.incident import Cause, Effect, Incident, merged, rank_culprit
 from tests.client_sdk.http_service import NO_NODES, service
@@ -31,21 +31,23 @@ def incident(
 
 
 def test_a_line_has_the_sentence_and_how_long_it_lasts() -> None:
-    assert lines([incident("x", NOW - 12)], NOW) == ["hang, for 12.0 s: rank 3 on node b sleeps"]
+    assert incident_lines([incident("x", NOW - 12)], NOW) == [
+        "hang, for 12.0 s: rank 3 on node b sleeps"
+    ]
     over = incident("x", NOW - 12, NOW - 6000)
-    assert lines([over], NOW) == ["hang, until 1.7 h ago: rank 3 on node b sleeps"]
+    assert incident_lines([over], NOW) == ["hang, until 1.7 h ago: rank 3 on node b sleeps"]
 
 
 def test_of_those_that_are_over_a_few_are_shown() -> None:
     told = merged(incident(str(n), NOW - 99, NOW - n).to_dict() for n in range(9))
-    ages = [line.partition(" ago")[0] for line in lines(told, NOW)]
+    ages = [line.partition(" ago")[0] for line in incident_lines(told, NOW)]
     assert ages == [f"hang, until {n}.0 s" for n in range(3)]
 
 
 def test_one_that_has_begun_again_is_shown_once() -> None:
     told = [incident("again", NOW - 1), incident("before", NOW - 9, NOW - 5)]
     other = incident("other", NOW - 9, NOW - 5, "rank 4 was late", rank=4)
-    assert lines([*told, other], NOW) == [
+    assert incident_lines([*told, other], NOW) == [
         "hang, for 1.0 s: rank 3 on node b sleeps",
         "hang, until 5.0 s ago: rank 4 was late",
     ]
@@ -71,7 +73,13 @@ def test_status_shows_what_agents_and_orchestrator_tell_once(allfold: Commands) 
     now = time.time()
     known = incident("known", now - 30, sentence="rank 3 on node b sleeps").to_dict()
     fresh = incident("fresh", now - 1, sentence="rank 5 on node c is stopped").to_dict()
-    agent_says = {"node": "b", "ready": True, "groups": [], "incidents": [known, fresh]}
+    agent_says = {
+        "node": "b",
+        "ready": True,
+        "waiting_for": "",
+        "groups": [],
+        "incidents": [known, fresh],
+    }
     with (
         service(NO_NODES | {"/v1/incidents": {"incidents": [known]}}) as orchestrator,
         service({"/v1/status": agent_says}) as agent,

@@ -260,7 +260,7 @@ def test_an_orchestrator_whose_state_store_is_down_is_said_to_answer(
     )
 
 
-READY_AGENT = json.dumps({"node": "a", "ready": True, "groups": []}).encode()
+READY_AGENT = json.dumps({"node": "a", "ready": True, "waiting_for": "", "groups": []}).encode()
 
 
 def test_agents_that_are_given_are_shown_although_the_state_store_is_down(

@@ -79,6 +79,16 @@ def test_what_is_no_agent_is_named_as_such(allfold: Commands, command: list[str]
     assert f"{url} answers, but not as an agent does" in err
 
 
+@pytest.mark.parametrize("command", [["top", "--once"], ["status"]])
+def test_an_agent_of_another_version_is_named_with_the_difference(
+    allfold: Commands, command: list[str]
+) -> None:
+    group = {name: value for name, value in GROUP.items() if name != "term"}
+    with service({"/v1/status": ANSWERS["/v1/status"] | {"groups": [group]}}) as url:
+        err = allfold.run(*command, "--agent-url", url, status=3).err
+    assert f"{url} answers with a status of another version: groups.0.term is missing" in err
+
+
 def test_no_text_of_others_controls_the_terminal(allfold: Commands) -> None:
     """A group tells how its ranks have ended, in the words of their exceptions."""
     what = "sum\x1b]0;other title\x07\x9b31m"

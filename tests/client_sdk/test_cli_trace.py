@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from allfold.cli._clocks import OUR_CLOCK, Offset, Reading, estimate, with_shared_clocks
 from allfold.cli._main import cli
-from allfold.cli._trace.clocks import OUR_CLOCK, Offset, Reading, estimate, with_shared_clocks
+from allfold.cli._trace.asking import SeenOp
 from allfold.cli._trace.merging import newest_ops
-from allfold.cli._trace.seen_ops import SeenOp
 from tests.support import trace_format
 from tests.support.fakes.flights import agent, group, op, served
 
@@ -308,7 +308,8 @@ def test_a_flight_recorder_of_another_form_is_told(clock: Json) -> None:
     with served(lambda _: answer) as other:
         done = run("--agent-url", other)
     assert done.exit_code == 3
-    assert "answers, but not as Allfold does" in done.stderr
+    assert f"{other} answers with a clock of another version: clock.wall" in done.stderr
+    assert "install the same version of Allfold everywhere" in done.stderr
 
 
 @pytest.mark.parametrize("answer", [["no object"], {"clock": 7}, {"clock": {"monotonic": "x"}}])

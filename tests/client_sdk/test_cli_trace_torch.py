@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
+from allfold.cli._clocks import OUR_CLOCK
 from allfold.cli._trace.asking import Flight
-from allfold.cli._trace.clocks import OUR_CLOCK
-from allfold.cli._trace.torch_calls import profiling_name, sizes_of
-from allfold.cli._trace.torch_dump import GroupDump, group_dumps, write
+from allfold.cli._trace.torch_dump import GroupDump, group_dumps, profiling_name, sizes_of, write
 from tests.client_sdk.test_cli_trace import NOWHERE, run
 from tests.support.fakes.flights import agent, group, op, served
 
@@ -24,7 +23,7 @@ def flight(node: str, ops: list[Json], ranks: list[int], **of_group: Any) -> Fli
     return Flight(f"http://{node}", node, ANSWERED, OUR_CLOCK, 0.0, groups)
 
 
-def ended(seq: int, *ranks: int, **other: Any) -> Json:
+def ended(seq: int, *ranks: int, **other: Any) -> Any:
     """An op that all of these ranks have called, a minute ago."""
     return op(seq, ANSWERED - 60.0 + seq, dict.fromkeys(ranks, 0.0), **other)
 
@@ -138,7 +137,7 @@ def test_no_name_of_a_group_leads_out_of_the_folder_and_no_file_of_others_is_rem
     ],
 )
 def test_sizes_are_those_of_the_rank(kind: str, counts: list[int], name: str, sizes: Any) -> None:
-    call = {
+    call: Any = {
         "kind": kind,
         "shape": [4],
         "counts": counts,
@@ -151,7 +150,7 @@ def test_sizes_are_those_of_the_rank(kind: str, counts: list[int], name: str, si
 
 
 def test_a_rank_that_is_not_the_root_brings_or_gets_nothing() -> None:
-    call = {"shape": [4], "counts": [], "root": 0, "dtype": "float32", "reduce_op": None}
+    call: Any = {"shape": [4], "counts": [], "root": 0, "dtype": "float32", "reduce_op": None}
     assert sizes_of(call | {"kind": "scatter"}, 1, 2) == ([[]], [[4]])
     assert sizes_of(call | {"kind": "gather"}, 1, 2) == ([[4]], [[]])
 

@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from allfold_core.figures import group_figures, link_figures
+from allfold_core.figures import (
+    GroupFigures,
+    LinkFigures,
+    group_figures,
+    link_figures,
+    recent_samples,
+)
 
 NOW = 1000.0
 WINDOW = 5.0
@@ -29,16 +35,24 @@ def own(**times: float) -> dict[str, Any]:
     return {name[1:]: {"own": each, "late": each / 10} for name, each in times.items()}
 
 
+def groups_of(told: list[Any]) -> list[GroupFigures]:
+    return group_figures(recent_samples(told, WINDOW))
+
+
+def links_of(told: list[Any]) -> list[LinkFigures]:
+    return link_figures(recent_samples(told, WINDOW))
+
+
 def test_rates_are_over_the_window_and_old_samples_do_not_count() -> None:
     young = [sample(1), sample(2, ops=300)]
-    (group,) = group_figures([history("a", *young, sample(9, ops=9999))], WINDOW)
+    (group,) = groups_of([history("a", *young, sample(9, ops=9999))])
     assert (group.ops, group.bytes) == (200.0, 4000.0)
     assert (group.latency, group.skew) == (0.002, 0.001)
 
 
 def test_the_ops_of_a_group_are_not_counted_once_per_node() -> None:
     told = [history("a", sample(ops=100)), history("b", sample(ops=101, latency=0.005))]
-    (group,) = group_figures(told, WINDOW)
+    (group,) = groups_of(told)
     assert group.ops == 101.0
     assert group.latency == 0.005
 
@@ -46,11 +60,11 @@ def test_the_ops_of_a_group_are_not_counted_once_per_node() -> None:
 def test_groups_of_one_name_are_told_apart_and_idle_ones_have_no_times() -> None:
     idle = sample(ops=0, bytes=0, latency=None, skew=None)
     told = [history("a", idle, opening=2), history("b", sample(), opening=1)]
-    assert [(each.opening, each.latency) for each in group_figures(told, WINDOW)] == [
+    assert [(each.opening, each.latency) for each in groups_of(told)] == [
         (1, 0.002),
         (2, None),
     ]
-    assert group_figures([history("a", sample(99)), history("b")], WINDOW) == []
+    assert groups_of([history("a", sample(99)), history("b")]) == []
 
 
 def test_the_rank_that_computes_longest_is_first_wherever_it_is() -> None:
@@ -58,7 +72,7 @@ def test_the_rank_that_computes_longest_is_first_wherever_it_is() -> None:
         history("a", sample(ranks=own(r0=0.010, r1=0.011))),
         history("b", sample(ranks=own(r2=0.030, r3=0.009)), sample(ranks=own(r2=0.050))),
     ]
-    (group,) = group_figures(told, WINDOW)
+    (group,) = groups_of(told)
     assert [each.rank for each in group.ranks] == [2, 1, 0, 3]
     slowest = group.ranks[0]
     assert slowest.node == "b"
@@ -69,7 +83,7 @@ def test_the_rank_that_computes_longest_is_first_wherever_it_is() -> None:
 
 
 def test_a_rank_that_is_alone_is_behind_nobody() -> None:
-    (group,) = group_figures([history("a", sample(ranks=own(r0=0.01)))], WINDOW)
+    (group,) = groups_of([history("a", sample(ranks=own(r0=0.01)))])
     assert group.ranks[0].behind is None
     assert group.straggler(1.0) is None
 
@@ -80,13 +94,13 @@ def test_links_are_added_up_over_groups_and_the_busiest_is_first() -> None:
         history("b", sample(edges={"a": {"out": 300, "in": 9}})),
         history("a", sample(edges={"b": {"out": 50, "in": 7}}), name="tp"),
     ]
-    links = [(each.source, each.target, each.bytes) for each in link_figures(told, WINDOW)]
+    links = [(each.source, each.target, each.bytes) for each in links_of(told)]
     assert links == [("b", "a", 300.0), ("a", "b", 150.0)]
 
 
 def test_what_a_sender_does_not_say_is_what_its_receiver_counts() -> None:
     told = [history("b", sample(edges={"a": {"out": 0, "in": 80}}))]
-    links = [(each.source, each.target, each.bytes) for each in link_figures(told, WINDOW)]
+    links = [(each.source, each.target, each.bytes) for each in links_of(told)]
     assert links == [("a", "b", 80.0)]
 
 
@@ -95,12 +109,12 @@ def test_ranks_on_several_nodes_are_as_far_apart_as_their_own_times() -> None:
         history("a", sample(ranks=own(r0=0.25))),
         history("b", sample(ranks=own(r1=1.0))),
     ]
-    (group,) = group_figures(told, WINDOW)
+    (group,) = groups_of(told)
     assert group.skew == 0.75
-    (alone,) = group_figures(told[:1], WINDOW)
+    (alone,) = groups_of(told[:1])
     assert alone.skew == 0.001
 
 
 def test_the_json_form_has_all_figures() -> None:
-    (group,) = group_figures([history("a", sample(ranks=own(r0=0.25)))], WINDOW)
+    (group,) = groups_of([history("a", sample(ranks=own(r0=0.25)))])
     assert group.to_dict()["ranks"][0]["own"] == 0.25

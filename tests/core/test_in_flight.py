@@ -17,7 +17,7 @@ from allfold_core.in_flight import (
 )
 
 
-def op(seq: int, age: float, *silent: str) -> dict[str, Any]:
+def op(seq: int, age: float, *silent: str) -> Any:
     return {
         "seq": seq,
         "what": "all_reduce(sum, float32[1024])",
@@ -31,13 +31,13 @@ def op(seq: int, age: float, *silent: str) -> dict[str, Any]:
 def agent(
     node: str,
     last_seq: dict[int, int],
-    *in_flight: dict[str, Any],
+    *in_flight: Any,
     nodes: str = "ab",
     opening: int = 5,
     epoch: int = 2,
     losses: Sequence[str] = (),
     evicted: str = "",
-) -> dict[str, Any]:
+) -> Any:
     group = {
         "name": "dp",
         "opening": opening,
@@ -93,7 +93,7 @@ def agent(
         ),
     ],
 )
-def test_an_op_in_flight_says_what_it_waits_for(statuses: list[dict[str, Any]], waits: str) -> None:
+def test_an_op_in_flight_says_what_it_waits_for(statuses: list[Any], waits: str) -> None:
     (found,) = ops_in_flight(statuses)
     assert found.sentence() == f"op 7 of group 'dp', all_reduce(sum, float32[1024]), {waits}"
 
@@ -138,16 +138,17 @@ def test_a_group_says_what_became_of_a_slow_link() -> None:
 
 
 def test_nodes_that_keep_results_for_others_are_named() -> None:
-    groups = [{"name": "dp", "retained_bytes": 3 << 19}, {"name": "tp", "retained_bytes": 0}]
-    groups.append({"name": "ep", "retained_bytes": 4096})
-    assert kept_results([{"node": "a", "groups": groups}]) == [
+    kept = {"dp": 3 << 19, "tp": 0, "ep": 4096}
+    groups = [{"name": name, "retained_bytes": nbytes} for name, nbytes in kept.items()]
+    told: Any = {"node": "a", "groups": groups}
+    assert kept_results([told]) == [
         "node a keeps 1.5 MiB of results of group 'dp', until every node has them",
         "node a keeps 4.0 KiB of results of group 'ep', until every node has them",
     ]
 
 
 def test_a_message_in_flight_says_who_waits_for_whom() -> None:
-    def status(node: str, *messages: tuple[int, str, float]) -> dict[str, Any]:
+    def status(node: str, *messages: tuple[int, str, float]) -> Any:
         waiting = [{"rank": rank, "what": what, "age": age} for rank, what, age in messages]
         return {"node": node, "groups": [{"name": "dp", "messages": waiting}]}
 

@@ -12,10 +12,11 @@ import pytest
 from fastapi import FastAPI
 
 from allfold_agent.agent import Agent
-from allfold_agent.control.flight import add_flight
+from allfold_agent.control.status import add_flight
 from allfold_agent.groups.group import Group
 from allfold_agent.groups.recordings import Recordings
 from allfold_agent.groups.registry import Registry
+from allfold_core.agent_answers import CLOCK, flight
 from allfold_core.operations import ReduceOp
 from tests.support.fakes.local_groups import LocalGroups, local_groups
 from tests.support.fakes.local_rank import LocalRank
@@ -144,9 +145,9 @@ async def test_a_group_that_is_over_keeps_its_recording(groups: LocalGroups) -> 
 
 async def test_clocks_are_read_when_the_answer_is_made(groups: LocalGroups) -> None:
     node = Node(groups.groups[0])
-    for path in ("/v1/clock", "/v1/flight"):
+    for question in (CLOCK, flight()):
         before = monotonic(), time()
-        answer = await node.get(path)
+        answer = question.read("http://n", await node.get(question.path))
         after = monotonic(), time()
         clock = answer["clock"]
         assert answer["node"] == groups.groups[0].node

@@ -52,7 +52,7 @@ def group_view(name: str, nodes: Sequence[str], **fields: Any) -> Json:
     }
 
 
-def status_of(node: str, group: str, nodes: Sequence[str], **fields: Any) -> Json:
+def status_of(node: str, group: str, nodes: Sequence[str], **fields: Any) -> Any:
     """Return the status of a node that has one rank of one group, its index."""
     rank = list(nodes).index(node)
     return {
@@ -78,7 +78,7 @@ def status_of(node: str, group: str, nodes: Sequence[str], **fields: Any) -> Jso
     }
 
 
-def op_in_flight(seq: int, age: float) -> Json:
+def op_in_flight(seq: int, age: float) -> Any:
     """Return an op as a status has it."""
     return {
         "seq": seq,
@@ -90,7 +90,7 @@ def op_in_flight(seq: int, age: float) -> Json:
     }
 
 
-def history_of(node: str, group: str, now: float, *samples: Json) -> Json:
+def history_of(node: str, group: str, now: float, *samples: Json) -> Any:
     """Return a history of one group; each sample has the fields that are not zero."""
     return {
         "node": node,
@@ -99,7 +99,7 @@ def history_of(node: str, group: str, now: float, *samples: Json) -> Json:
     }
 
 
-def sample(at: float, **fields: Any) -> Json:
+def sample(at: float, **fields: Any) -> Any:
     """Return one second of a group on a node."""
     return {
         "at": at,

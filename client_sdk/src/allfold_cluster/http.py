@@ -6,11 +6,11 @@ import http.client
 import json
 import os
 import ssl
-import urllib.error
-import urllib.request
+from contextlib import closing
 from functools import cache, partial
+from http import HTTPStatus
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urlsplit, urlunsplit
 
 from allfold_core.errors import AllfoldError, from_dict
 from allfold_core.incident import printable
@@ -30,13 +30,6 @@ class NoAnswer(Exception):
         self.cause = cause
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A redirect would take the token to somebody else."""
-
-    def redirect_request(self, *_: Any) -> None:
-        return None
-
-
 _identity = cache(partial(identity, serves=False))
 
 
@@ -51,33 +44,12 @@ def tls_context() -> ssl.SSLContext:
     return ssl.create_default_context() if found is None else found.client
 
 
-def _opener(url: str) -> urllib.request.OpenerDirector:
-    # Never through a proxy: these are addresses of this job, often of this machine.
-    handlers: list[Any] = [urllib.request.ProxyHandler({}), _NoRedirect]
-    if url.startswith("https:"):
-        handlers.append(urllib.request.HTTPSHandler(context=tls_context()))
-    return urllib.request.build_opener(*handlers)
-
-
-def get_json(url: str, token: str, *, seconds: float = 5.0) -> dict[str, Any]:
-    """Return the object that a GET answers.
-
-    Raises:
-        NoAnswer: nothing answers there, or not what Allfold would answer.
-        AllfoldError: the error that the service answered.
-    """
-    return _ask(urllib.request.Request(url), token, seconds)
-
-
-def post(url: str, token: str, *, seconds: float = 5.0) -> dict[str, Any]:
-    """Return the object that a POST without a body answers; raises as :func:`get_json`."""
-    return _ask(urllib.request.Request(url, method="POST"), token, seconds)
-
-
 class Connection:
     """A connection to a service that is kept from one request to the next.
 
-    So the time of a request has none in it for connecting.
+    So the time of a request has none in it for connecting. It goes through no proxy and follows no
+    redirect: these are addresses of this job, often of this machine, and nobody else is to have
+    the token.
 
     Args:
         url: of the service.
@@ -88,7 +60,7 @@ class Connection:
         parts = urlsplit(url)
         assert parts.hostname is not None
         self._url = url
-        self._path = parts.path
+        self._target = urlunsplit(("", "", parts.path, parts.query, ""))
         self._http = (
             http.client.HTTPSConnection(
                 parts.hostname, parts.port, timeout=seconds, context=tls_context()
@@ -100,12 +72,16 @@ class Connection:
 
     def get_json(self, path: str) -> dict[str, Any]:
         """Return the object that a GET answers; raises as :func:`get_json`."""
+        return self.ask("GET", path)
+
+    def ask(self, method: str, path: str) -> dict[str, Any]:
+        """Return the object that a request without a body answers; raises as :func:`get_json`."""
         url = self._url + path
         try:
-            self._http.request("GET", self._path + path, headers=self._headers)
+            self._http.request(method, self._target + path, headers=self._headers)
             response = self._http.getresponse()
             body = response.read()
-            if response.status == http.client.OK:
+            if response.status == HTTPStatus.OK:
                 return _object(url, body)
         except (OSError, ValueError, http.client.HTTPException) as error:
             raise NoAnswer(f"{url}: {_in_words(url, error)}", error) from None
@@ -116,19 +92,21 @@ class Connection:
         self._http.close()
 
 
-def _ask(request: urllib.request.Request, token: str, seconds: float) -> dict[str, Any]:
-    url = request.full_url
-    request.headers.update(Tokens(token).headers())
-    opener = _opener(url)  # a certificate of ours that cannot be used is nobody else's fault
-    try:
-        with opener.open(request, timeout=seconds) as response:
-            return _object(url, response.read())
-    except urllib.error.HTTPError as error:
-        with error:
-            raise _answered(url, error.code, error.read()) from None
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        cause = getattr(error, "reason", error)
-        raise NoAnswer(f"{url}: {_in_words(url, cause)}", cause) from None
+def get_json(url: str, token: str, *, seconds: float = 5.0) -> dict[str, Any]:
+    """Return the object that a GET answers.
+
+    Raises:
+        NoAnswer: nothing answers there, or not what Allfold would answer.
+        AllfoldError: the error that the service answered.
+    """
+    with closing(Connection(url, token, seconds=seconds)) as connection:
+        return connection.get_json("")
+
+
+def post(url: str, token: str, *, seconds: float = 5.0) -> dict[str, Any]:
+    """Return the object that a POST without a body answers; raises as :func:`get_json`."""
+    with closing(Connection(url, token, seconds=seconds)) as connection:
+        return connection.ask("POST", "")
 
 
 def _in_words(url: str, cause: object) -> str:

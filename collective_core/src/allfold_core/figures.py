@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
+
+from allfold_core.agent_answers import History, RankSample, Sample
 
 Json = dict[str, Any]
 Opening = tuple[str, int]
+Samples = Mapping[Opening, Mapping[str, Sequence[Sample]]]
+"""Samples by group and node; each node has some, over more than no time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,24 +78,32 @@ class LinkFigures:
     bytes: float
 
 
-def group_figures(histories: Iterable[Json], window: float) -> list[GroupFigures]:
-    """Return the figures of all groups, by name.
+def recent_samples(histories: Iterable[History], window: float) -> Samples:
+    """Return what agents have counted of late, by group and node.
 
     Args:
-        histories: what agents answer to ``GET /v1/history``.
         window: seconds to look back, on each agent's own clock.
     """
-    openings: dict[Opening, dict[str, list[Json]]] = {}
-    for node, group, samples in _samples(histories, window):
-        openings.setdefault((group["name"], group["opening"]), {})[node] = samples
-    return [_merged(opening, nodes) for opening, nodes in sorted(openings.items())]
+    found: dict[Opening, dict[str, list[Sample]]] = {}
+    for history in histories:
+        for group in history["groups"]:
+            young = [each for each in group["samples"] if each["at"] > history["now"] - window]
+            if sum(each["seconds"] for each in young) > 0:
+                nodes = found.setdefault((group["name"], group["opening"]), {})
+                nodes[history["node"]] = young
+    return found
 
 
-def link_figures(histories: Iterable[Json], window: float) -> list[LinkFigures]:
+def group_figures(recent: Samples) -> list[GroupFigures]:
+    """Return the figures of all groups, by name."""
+    return [_merged(opening, nodes) for opening, nodes in sorted(recent.items())]
+
+
+def link_figures(recent: Samples) -> list[LinkFigures]:
     """Return what nodes have sent to each other, the most first."""
     sent: dict[tuple[str, str], float] = {}
     received: dict[tuple[str, str], float] = {}
-    for node, _, samples in _samples(histories, window):
+    for node, samples in (each for nodes in recent.values() for each in nodes.items()):
         seconds = sum(each["seconds"] for each in samples)
         for sample in samples:
             for peer, moved in sample["edges"].items():
@@ -102,16 +114,7 @@ def link_figures(histories: Iterable[Json], window: float) -> list[LinkFigures]:
     return sorted(links, key=lambda each: -each.bytes)
 
 
-def _samples(histories: Iterable[Json], window: float) -> Iterator[tuple[str, Json, list[Json]]]:
-    """Yield node, group and the samples that are young enough, where there are any."""
-    for history in histories:
-        for group in history["groups"]:
-            young = [each for each in group["samples"] if each["at"] > history["now"] - window]
-            if sum(each["seconds"] for each in young) > 0:
-                yield history["node"], group, young
-
-
-def _merged(opening: Opening, nodes: Mapping[str, Sequence[Json]]) -> GroupFigures:
+def _merged(opening: Opening, nodes: Mapping[str, Sequence[Sample]]) -> GroupFigures:
     """Return the figures of a group; of rates the highest counts, as all nodes do the same ops."""
     rates = {
         node: (_rate(samples, "ops"), _rate(samples, "bytes")) for node, samples in nodes.items()
@@ -128,19 +131,19 @@ def _merged(opening: Opening, nodes: Mapping[str, Sequence[Json]]) -> GroupFigur
     )
 
 
-def _skew(nodes: Mapping[str, Sequence[Json]], ranks: Sequence[RankFigures]) -> float | None:
+def _skew(nodes: Mapping[str, Sequence[Sample]], ranks: Sequence[RankFigures]) -> float | None:
     seen = _worst(_median(samples, "skew") for samples in nodes.values())
     if seen is None or len(nodes) < 2 or not ranks:
         return seen
     return max(seen, ranks[0].own - ranks[-1].own)
 
 
-def _rate(samples: Sequence[Json], name: str) -> float:
+def _rate(samples: Sequence[Sample], name: Literal["ops", "bytes"]) -> float:
     return float(sum(each[name] for each in samples) / sum(each["seconds"] for each in samples))
 
 
-def _median(samples: Sequence[Json], name: str) -> float | None:
-    seen = [each[name] for each in samples if each[name] is not None]
+def _median(samples: Sequence[Sample], name: Literal["latency", "skew"]) -> float | None:
+    seen = [value for each in samples if (value := each[name]) is not None]
     return statistics.median(seen) if seen else None
 
 
@@ -148,8 +151,8 @@ def _worst(values: Iterable[float | None]) -> float | None:
     return max((each for each in values if each is not None), default=None)
 
 
-def _ranked(nodes: Mapping[str, Sequence[Json]]) -> list[RankFigures]:
-    seen: dict[tuple[int, str], list[Json]] = {}
+def _ranked(nodes: Mapping[str, Sequence[Sample]]) -> list[RankFigures]:
+    seen: dict[tuple[int, str], list[RankSample]] = {}
     for node, samples in nodes.items():
         for sample in samples:
             for rank, figures in sample["ranks"].items():
@@ -168,5 +171,5 @@ def _ranked(nodes: Mapping[str, Sequence[Json]]) -> list[RankFigures]:
     return sorted(ranked, key=lambda each: (-each.own, each.rank))
 
 
-def _mean(figures: Sequence[Json], name: str) -> float:
+def _mean(figures: Sequence[RankSample], name: Literal["own", "late"]) -> float:
     return statistics.fmean(each[name] for each in figures)

@@ -6,6 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from allfold_core.agent_answers import GroupStatus, OpStatus, Status
+from allfold_core.incident import Incident, merged
+
 _SHOWN_RANKS = 8
 
 Json = dict[str, Any]
@@ -84,7 +87,7 @@ class MessageInFlight:
         return {**asdict(self), "sentence": self.sentence()}
 
 
-def messages_in_flight(statuses: Iterable[Json]) -> list[MessageInFlight]:
+def messages_in_flight(statuses: Iterable[Status]) -> list[MessageInFlight]:
     """The sends and receives that wait, oldest first."""
     messages = [
         MessageInFlight(
@@ -97,7 +100,7 @@ def messages_in_flight(statuses: Iterable[Json]) -> list[MessageInFlight]:
     return sorted(messages, key=lambda message: -message.age)
 
 
-def ops_in_flight(statuses: Iterable[Json]) -> list[OpInFlight]:
+def ops_in_flight(statuses: Iterable[Status]) -> list[OpInFlight]:
     """The ops in flight of every group, oldest first.
 
     Args:
@@ -111,14 +114,14 @@ def ops_in_flight(statuses: Iterable[Json]) -> list[OpInFlight]:
     return sorted(ops, key=lambda op: -op.age)
 
 
-def kept_results(statuses: Iterable[Json]) -> list[str]:
+def kept_results(statuses: Iterable[Status]) -> list[str]:
     """Results kept for others: ``node a keeps 12.0 MiB of results of group 'dp', until ...``."""
     return [
-        f"node {status['node']} keeps {_size(group['retained_bytes'])} of results of "
-        f"group '{group['name']}', until every node has them"
+        f"node {status['node']} keeps {_size(nbytes)} of results of group '{group['name']}', "
+        "until every node has them"
         for status in statuses
         for group in status["groups"]
-        if group["retained_bytes"]
+        if (nbytes := group.get("retained_bytes"))
     ]
 
 
@@ -149,7 +152,7 @@ class Membership:
     lanes: tuple[str, ...] = ()
 
 
-def memberships(statuses: Iterable[Json]) -> list[Membership]:
+def memberships(statuses: Iterable[Status]) -> list[Membership]:
     """The groups that the agents are in, by name."""
     found = []
     for (name, opening), nodes in sorted(_by_opening(statuses).items()):
@@ -164,7 +167,44 @@ def memberships(statuses: Iterable[Json]) -> list[Membership]:
     return found
 
 
-def _about_lanes(name: str, nodes: Mapping[str, Json]) -> Iterable[str]:
+@dataclass(frozen=True)
+class Activity:
+    """Everything that goes on in all groups, from the answers of the agents.
+
+    Attributes:
+        memberships: the groups, by name.
+        ops: the collectives in flight, oldest first.
+        messages: the sends and receives that wait, oldest first.
+        incidents: what is wrong in groups; open ones first.
+    """
+
+    memberships: Sequence[Membership] = ()
+    ops: Sequence[OpInFlight] = ()
+    messages: Sequence[MessageInFlight] = ()
+    incidents: Sequence[Incident] = ()
+
+    def to_dict(self) -> Json:
+        """Return the JSON form of what is in flight and wrong."""
+        return {
+            "ops_in_flight": [op.to_dict() for op in self.ops],
+            "messages_in_flight": [message.to_dict() for message in self.messages],
+            "incidents": [each.to_dict() for each in self.incidents],
+        }
+
+
+def activity(statuses: Sequence[Status], incidents: Iterable[Json]) -> Activity:
+    """Return what goes on.
+
+    Args:
+        incidents: those that the orchestrator keeps; those of the agents are added.
+    """
+    told = [*incidents, *(each for status in statuses for each in status.get("incidents", ()))]
+    return Activity(
+        memberships(statuses), ops_in_flight(statuses), messages_in_flight(statuses), merged(told)
+    )
+
+
+def _about_lanes(name: str, nodes: Mapping[str, GroupStatus]) -> Iterable[str]:
     """Yield a line for each state of a group's short lane, with the nodes that report it.
 
     Agents of earlier versions do not report any.
@@ -178,7 +218,7 @@ def _about_lanes(name: str, nodes: Mapping[str, Json]) -> Iterable[str]:
         yield f"group {name!r}: short lane: {state}{place}"
 
 
-def _about_links(name: str, newest: Json, nodes: Iterable[Json]) -> Iterable[str]:
+def _about_links(name: str, newest: GroupStatus, nodes: Iterable[GroupStatus]) -> Iterable[str]:
     """Yield a line about the changed order of the nodes, or else about slow links.
 
     Agents of earlier versions do not report this.
@@ -190,16 +230,16 @@ def _about_links(name: str, newest: Json, nodes: Iterable[Json]) -> Iterable[str
         yield f"group {name!r} epoch {newest['epoch']}: {slow}"
 
 
-def _by_opening(statuses: Iterable[Json]) -> dict[tuple[str, int], dict[str, Json]]:
+def _by_opening(statuses: Iterable[Status]) -> dict[tuple[str, int], dict[str, GroupStatus]]:
     """(group, opening) -> node -> what the node says of the group."""
-    found: dict[tuple[str, int], dict[str, Json]] = {}
+    found: dict[tuple[str, int], dict[str, GroupStatus]] = {}
     for status in statuses:
         for group in status["groups"]:
             found.setdefault((group["name"], group["opening"]), {})[status["node"]] = group
     return found
 
 
-def _merged(every: Mapping[str, Json], views: Sequence[Json]) -> OpInFlight:
+def _merged(every: Mapping[str, GroupStatus], views: Sequence[OpStatus]) -> OpInFlight:
     """Merge the nodes' reports of an op; ranks have their numbers of the newest reported epoch."""
     seq, epoch = views[0]["seq"], max(group["epoch"] for group in every.values())
     nodes = {node: group for node, group in every.items() if group["epoch"] == epoch}
@@ -219,7 +259,7 @@ def _merged(every: Mapping[str, Json], views: Sequence[Json]) -> OpInFlight:
     )
 
 
-def _missing(nodes: Mapping[str, Json], seq: int) -> Iterator[MissingRank]:
+def _missing(nodes: Mapping[str, GroupStatus], seq: int) -> Iterator[MissingRank]:
     """Ranks that have not come so far. A node where none has come does not know of the op."""
     for node, group in nodes.items():
         for rank, last in group["last_seq"].items():

@@ -19,7 +19,6 @@ pytestmark = pytest.mark.anyio
 GOOD = {
     "/v1/status": status_of("a", "train", ["a"]),
     "/v1/history": history_of("a", "train", 5.0),
-    "/v1/flight": {"groups": []},
 }
 
 
@@ -122,6 +121,13 @@ async def test_an_answer_that_is_none_is_told(body: object, status: str, problem
     assert problem in found.problem
 
 
+async def test_an_agent_with_a_history_of_another_version_is_shown_without_it() -> None:
+    answers = {**GOOD, "/v1/history": {"node": "a", "now": 5.0, "groups": [{"name": "train"}]}}
+    async with agent(lambda path, _: http(answers[path])) as url:
+        found = await asked(url)
+    assert (found.status, found.history, found.problem) == (GOOD["/v1/status"], None, "")
+
+
 async def test_an_answer_has_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agents, "MAX_ANSWER_BYTES", 100)
     async with agent(lambda *_: http(b" " * 101)) as url:
@@ -140,7 +146,7 @@ async def test_an_agent_without_a_flight_recorder_is_drawn_without_an_op(
     async with agent(lambda *_: http(body, status)) as url:
         await client.ask_flights({"a": url}, answers)
     await client.close()
-    assert answers["a"].flight == {}
+    assert answers["a"].flight is None
 
 
 async def test_no_agents_are_no_work() -> None:

@@ -18,7 +18,7 @@ from allfold_orchestrator.observation.drawing import (
 NODES = ["a", "b", "c", "d"]
 
 
-def op(strategy: str, kind: str = "all_reduce", root: int = -1) -> dict[str, Any]:
+def op(strategy: str, kind: str = "all_reduce", root: int = -1) -> Any:
     return {"kind": kind, "strategy": strategy, "root": root}
 
 
@@ -60,10 +60,17 @@ def test_every_strategy_of_the_registry_can_be_drawn(strategy: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "last", [None, op("a strategy of tomorrow"), op("ring", "fly"), op("ring", "broadcast"), {}]
+    "last",
+    [
+        None,
+        op("a strategy of tomorrow"),
+        op("ring", "fly"),
+        op("ring", "broadcast"),
+        {"strategy": "ring"},
+    ],
 )
 def test_without_an_op_that_is_known_only_measured_links_are_there(
-    last: dict[str, Any] | None,
+    last: Any,
 ) -> None:
     drawing = draw(NODES, NODES, last, "", {("a", "c"): 5.0, ("a", "gone"): 9.0})
     assert links(drawing) == ["ac"]

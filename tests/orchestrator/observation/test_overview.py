@@ -186,7 +186,7 @@ def test_the_last_op_is_told_with_its_age() -> None:
         "seq": 7, "what": "barrier()", "kind": "barrier", "strategy": "ring", "state": "completed",
         "seconds": 0.25, "error": "", "started_at": NOW - 3, "root": -1,
     }  # fmt: skip
-    flight = {"groups": [{"name": "train", "opening": 1, "ops": [op]}]}
+    flight: Any = {"groups": [{"name": "train", "opening": 1, "ops": [op]}]}
     answer = AgentAnswer(status_of("a", "train", NODES), flight=flight)
     (group,) = overview(answers={"a": answer})["groups"]
     assert group["last_op"] == {

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
-from allfold_orchestrator.observation.series import WINDOW_SECONDS, Series, figures_of
+from allfold_core.figures import group_figures
+from allfold_orchestrator.observation.series import WINDOW_SECONDS, Series
 from tests.orchestrator.observations import history_of, sample
 
 NOW = 10_000.0
@@ -86,26 +85,11 @@ def test_the_first_question_is_for_the_whole_window_and_old_seconds_are_dropped(
     series.settle(NOW + WINDOW_SECONDS)
     assert series.points(KEY, 0.0) == []
     series.settle(NOW + WINDOW_SECONDS)
-    assert series.recent(KEY, NOW) == []
+    assert series.recent(KEY, NOW) == {}
 
 
 def test_current_figures_are_of_the_latest_seconds_of_one_opening() -> None:
     series = taken(a=[sample(NOW - 60, ops=999), sample(NOW - 5, ops=10), sample(NOW - 4, ops=20)])
-    figures = figures_of(KEY, series.recent(KEY, NOW))
-    assert figures is not None
+    (figures,) = group_figures(series.recent(KEY, NOW))
     assert figures.ops == 15
-    assert figures_of(("train", 2), series.recent(("train", 2), NOW)) is None
-
-
-@pytest.mark.parametrize(
-    "group",
-    [
-        {"name": "x"},
-        {"name": "x", "opening": 1, "samples": [{"at": NOW}]},
-        {"name": "x", "opening": 1, "samples": [sample(NOW, ops="many")]},
-        {"name": "x", "opening": 1, "samples": [sample(NOW, ranks=[1])]},
-    ],
-)
-def test_a_history_of_another_form_is_refused(group: dict[str, object]) -> None:
-    with pytest.raises((KeyError, TypeError, ValueError, AttributeError)):
-        Series().take("a", {"now": NOW, "groups": [group]}, NOW)
+    assert group_figures(series.recent(("train", 2), NOW)) == []

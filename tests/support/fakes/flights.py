@@ -24,7 +24,7 @@ def op(
     phases: Mapping[str, float] | None = None,
     heard: Mapping[str, float] | None = None,
     **other: Any,
-) -> Json:
+) -> Any:
     """An op in the form of ``/v1/flight``: an all-reduce that is over, unless told otherwise.
 
     Args:
@@ -70,7 +70,7 @@ def op(
     } | other
 
 
-def group(ops: Sequence[Json], ranks: Sequence[int], **other: Any) -> Json:
+def group(ops: Sequence[Json], ranks: Sequence[int], **other: Any) -> Any:
     """A group of two nodes in the form of ``/v1/flight``; ``ranks`` have called all of its ops."""
     last = max((each["seq"] for each in ops), default=-1)
     return {

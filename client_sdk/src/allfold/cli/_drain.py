@@ -10,9 +10,9 @@ from urllib.parse import quote
 
 import click
 
+from allfold.cli._asking import ask_replicas
 from allfold.cli._parameters import Seconds, orchestrator_option, orchestrators, token
-from allfold_cluster.http import NoAnswer, post
-from allfold_core.errors import OrchestratorUnreachable
+from allfold_cluster.http import post
 from allfold_core.in_flight import ranks_in_words
 
 _PAUSE_SECONDS = 0.5
@@ -66,14 +66,6 @@ def awaited(answer: Json) -> str | None:
 
 
 def _ask(urls: Sequence[str], node: str, admin_token: str) -> Json:
-    """Ask the first replica that answers, which tells the node to drain and how far it is."""
-    silent = []
-    for url in urls:
-        try:
-            return post(f"{url}/v1/nodes/{quote(node, safe='')}/drain", admin_token)
-        except NoAnswer as error:
-            silent.append(str(error))
-    raise OrchestratorUnreachable(
-        f"no orchestrator answers: tried {'; '.join(silent)}. Choose another with --orchestrator "
-        "or ALLFOLD_ORCHESTRATOR_URL; 'allfold doctor' finds out what is wrong."
-    )
+    """Have the orchestrator tell the node to drain, and how far it is."""
+    path = f"/v1/nodes/{quote(node, safe='')}/drain"
+    return ask_replicas(urls, lambda url: post(url + path, admin_token))

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from allfold.cli._ending import Ending
 from allfold.cli._failures import Failures
 from allfold.cli._folding import Folding
-from allfold.cli._incident_watch import IncidentWatch
-from allfold.cli._latecomers import Latecomers
 from allfold.cli._launch_spec import LaunchSpec
 from allfold.cli._output import Output
 from allfold.cli._rank_process import RankProcess, RankStream
 from allfold.cli._restarts import Restarts
+from allfold.cli._run_questions import IncidentWatch, Latecomers
 from allfold_cluster import Cluster
 from allfold_cluster.processes import Child, HasFileno, stop_all, wait_for
 from allfold_cluster.signals import Interrupts

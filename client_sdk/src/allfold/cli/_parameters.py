@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import click
 
@@ -109,6 +109,17 @@ def orchestrators(given: str | None) -> list[str]:
         source = "ALLFOLD_ORCHESTRATOR_URL"
         value = os.environ.get(source) or default_orchestrator()
     return [checked_url(source, url.strip()) for url in value.split(",")]
+
+
+def services_to_ask(
+    orchestrator: str | None, agent_urls: Iterable[str]
+) -> tuple[list[str], list[str]]:
+    """Return the orchestrator's replicas and the agents that a command is to ask.
+
+    Where only agents are named, the orchestrator is left out: it may be down while a job runs.
+    """
+    agents = [checked_url("--agent-url", url) for url in agent_urls]
+    return ([] if agents and not orchestrator else orchestrators(orchestrator)), agents
 
 
 def token(variable: str = "ALLFOLD_TOKEN", environment: Mapping[str, str] | None = None) -> str:

@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+from collections.abc import Iterable
 from contextlib import ExitStack
 
 import click
 
+from allfold._agent_socket import RETRY_SECONDS, connect, nobody_listens
+from allfold._options import checked_seconds
 from allfold._settings import GroupSettings, group_name
-from allfold.cli._agents import await_agents
 from allfold.cli._launch import Launch, Policy
 from allfold.cli._launch_spec import LaunchSpec, common_environment, make_group_name, place
 from allfold.cli._parameters import Seconds
 from allfold_cluster import Cluster
 from allfold_cluster.environment import socket_path
+from allfold_cluster.processes import wait_for
 from allfold_cluster.signals import Interrupted, Interrupts
 from allfold_core.errors import InvalidArgument
 from allfold_core.verdict import counted
+
+_PATIENCE_SECONDS = 5.0
+"""The time in which an agent must listen, unless ``ALLFOLD_INIT_TIMEOUT`` is set."""
+
+_OR_ELSE = (
+    "name another socket with --agent or ALLFOLD_SOCKET, or set neither: 'allfold run' then starts "
+    "an agent itself"
+)
 
 
 @click.command(
@@ -123,7 +135,7 @@ def run(
         interrupts = ending.enter_context(Interrupts())
         cluster = None
         try:
-            await_agents(sockets, interrupts)
+            _await_agents(sockets, interrupts)
             if not sockets:
                 cluster = ending.enter_context(Cluster(interrupts=interrupts))
                 cluster.start(count)
@@ -174,3 +186,35 @@ def _node_environments(sockets: list[str], cluster: Cluster | None) -> list[dict
     if cluster is not None:
         return [cluster.environment(name) for name in cluster.agents]
     return [{"ALLFOLD_SOCKET": path} for path in sockets]
+
+
+def _await_agents(sockets: Iterable[str], interrupts: Interrupts) -> None:
+    """Return when an agent listens on every socket.
+
+    Raises:
+        AgentUnreachable: none listens in time on one of them, or it cannot be used.
+        InvalidArgument: ``ALLFOLD_INIT_TIMEOUT`` is not a time limit.
+        Interrupted: a signal came.
+    """
+    variable = "ALLFOLD_INIT_TIMEOUT"
+    seconds = checked_seconds(variable, os.environ.get(variable) or _PATIENCE_SECONDS)
+    deadline = time.monotonic() + seconds
+    for path in sockets:
+        _await_agent(path, seconds, deadline, interrupts)
+
+
+def _await_agent(path: str, seconds: float, deadline: float, interrupts: Interrupts) -> None:
+    found = connect(path)
+    if isinstance(found, str):
+        click.echo(
+            f"allfold: no node agent listens on {path} ({found}); waiting up to {seconds:g} s for "
+            "it (ALLFOLD_INIT_TIMEOUT)",
+            err=True,
+        )
+    while isinstance(found, str):
+        if time.monotonic() > deadline:
+            raise nobody_listens(path, found, seconds, _OR_ELSE)
+        wait_for([interrupts], RETRY_SECONDS)
+        interrupts.raise_if_pending()
+        found = connect(path)
+    found.close()

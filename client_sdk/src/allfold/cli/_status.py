@@ -6,20 +6,17 @@ import json
 import sys
 import time
 from collections.abc import Iterable
-from typing import Any
 
 import click
 from rich.console import Console
 from rich.table import Table
 
-from allfold.cli._incidents import lines as incident_lines
-from allfold.cli._parameters import checked_url, orchestrator_option, orchestrators, token
-from allfold.cli._report import Report, gather
+from allfold.cli._parameters import orchestrator_option, services_to_ask, token
+from allfold.cli._report import Report, gather, incident_lines
+from allfold_core.agent_answers import GroupStatus, Json, Status
 from allfold_core.in_flight import Membership, kept_results
 
 _WIDTH_OF_A_FILE = 200
-
-Json = dict[str, Any]
 
 
 @click.command(short_help="Show nodes, groups, and what ops wait for.")
@@ -42,11 +39,7 @@ def status(orchestrator: str | None, agent_urls: tuple[str, ...], as_json: bool)
       2    wrong usage
       3    the orchestrator, or an agent that was named, cannot be reached
     """
-    report = gather(
-        _replicas_to_ask(orchestrator, agent_urls),
-        [checked_url("--agent-url", url) for url in agent_urls],
-        token(),
-    )
+    report = gather(*services_to_ask(orchestrator, agent_urls), token())
     if as_json:
         click.echo(json.dumps(report.to_dict()))
     else:
@@ -55,30 +48,26 @@ def status(orchestrator: str | None, agent_urls: tuple[str, ...], as_json: bool)
         raise report.failure
 
 
-def _replicas_to_ask(given: str | None, agent_urls: tuple[str, ...]) -> list[str]:
-    """Return the orchestrator's addresses; none where only agents are to be asked."""
-    return [] if agent_urls and not given else orchestrators(given)
-
-
 def _show(report: Report) -> None:
     # A file or a pipe has no width; a terminal knows its own.
     width = None if sys.stdout.isatty() else _WIDTH_OF_A_FILE
     console = Console(width=width, highlight=False, markup=False, emoji=False)
+    seen = report.activity
     if report.orchestrator and report.failure is None:
         console.print(_node_table(report.nodes))
-        console.print(_group_table(report.groups, report.memberships))
+        console.print(_group_table(report.groups, seen.memberships))
     else:
         console.print(_agent_table(report.agents.values()))
-    for line in incident_lines(report.incidents, time.time()):
+    for line in incident_lines(seen.incidents, time.time()):
         console.print(line, soft_wrap=True, style="bold")
     lines = [op.sentence() for op in report.other_ops()]
-    lines += [message.sentence() for message in report.messages]
-    if not report.ops and not report.messages:
+    lines += [message.sentence() for message in seen.messages]
+    if not seen.ops and not seen.messages:
         lines = ["no op is in flight"]
     lines += kept_results(report.agents.values())
     lines += [line for group in report.groups for line in _about_term(group)]
-    lines += [loss for group in report.memberships for loss in group.losses]
-    lines += [line for group in report.memberships for line in (*group.links, *group.lanes)]
+    lines += [loss for group in seen.memberships for loss in group.losses]
+    lines += [line for group in seen.memberships for line in (*group.links, *group.lanes)]
     lines += [f"no answer: {problem}" for problem in report.problems.values()]
     for line in lines:
         console.print(line, soft_wrap=True)
@@ -150,7 +139,7 @@ def _about_term(group: Json) -> Iterable[str]:
         )
 
 
-def _agent_table(agents: Iterable[Json]) -> Table:
+def _agent_table(agents: Iterable[Status]) -> Table:
     rows = (
         (
             agent["node"],
@@ -162,7 +151,7 @@ def _agent_table(agents: Iterable[Json]) -> Table:
     return _table("Agents", ("node", "state", "groups: ranks here"), rows)
 
 
-def _ranks_here(group: Json) -> str:
+def _ranks_here(group: GroupStatus) -> str:
     ranks = ", ".join(map(str, group["ranks"])) or "none"
     return f"{group['name']}: {ranks} (term {group['term']}, epoch {group['epoch']})"
 

@@ -9,11 +9,9 @@ from fastapi import FastAPI
 from allfold_agent import __version__
 from allfold_agent.agent import Agent
 from allfold_agent.control.facts import add_facts
-from allfold_agent.control.flight import add_flight
-from allfold_agent.control.history import add_history
 from allfold_agent.control.metrics import add_metrics
 from allfold_agent.control.peer_checks import add_peer_checks
-from allfold_agent.control.status import add_status, problem_of
+from allfold_agent.control.status import add_flight, add_status, problem_of
 from allfold_service.answers import (
     Answer,
     ErrorAnswer,
@@ -57,7 +55,6 @@ def make_app(agent: Agent) -> FastAPI:
 
     app.include_router(probes(Version(name="allfold-agent", version=__version__), checks))
     add_status(app, agent)
-    add_history(app, agent)
     add_facts(app, agent)
     add_peer_checks(app, agent)
     add_metrics(app, agent)

@@ -1,25 +1,43 @@
-"""The status of this node: its groups, and what its ops in flight wait for."""
+"""The answers on this node's groups: status, history, incidents and flight recorder."""
 
 from __future__ import annotations
 
-from time import monotonic
-from typing import Any
+from collections.abc import Iterable
+from time import monotonic, time
+from typing import Annotated
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Query
 
 from allfold_agent.agent import Agent
 from allfold_agent.edges.connection import EdgeCounters
 from allfold_agent.edges.edge_request import Lane
+from allfold_agent.groups.flight_recorder import OpRecord
 from allfold_agent.groups.group import Group
 from allfold_agent.groups.link_watch import describe_layout
+from allfold_agent.groups.outcomes import RECORDED_OPS
+from allfold_agent.groups.recordings import Recording, recording_of
 from allfold_agent.groups.waiting import WaitingOp, waiting_ops
+from allfold_core import agent_answers
+from allfold_core.agent_answers import (
+    ClockReading,
+    Clocks,
+    Flight,
+    GroupStatus,
+    History,
+    Json,
+    OpStatus,
+    RecordedOp,
+    Status,
+)
 
-Json = dict[str, Any]
+Limit = Annotated[int, Query(ge=1, le=RECORDED_OPS)]
 
 
 def add_status(app: FastAPI, agent: Agent) -> None:
-    @app.get("/v1/status")
-    async def status() -> Json:
+    """Add the routes of the status, the history and the incidents."""
+
+    @app.get("/v1/status", response_model=Json)
+    async def status() -> Status:
         """This node: its groups, their ops in flight, the latest ops, the traffic per edge."""
         identity = agent.registration.identity
         return {
@@ -35,13 +53,29 @@ def add_status(app: FastAPI, agent: Agent) -> None:
             "groups": [describe_group(group) for group in agent.registry.all()],
         }
 
+    @app.get("/v1/history", response_model=Json)
+    async def history(since: Annotated[float, Query(ge=0)] = 0.0) -> History:
+        """One sample per second and group for the last 10 minutes, newest last.
+
+        ``since``: seconds since 1970. ``own`` is a rank's mean time from the end of an op to its
+        next call, ``late`` its mean time after the first local call, in seconds.
+        """
+        groups = agent.observer.history(since)
+        return {"node": agent.settings.name, "now": time(), "groups": groups}
+
+    @app.get("/v1/incidents")
+    async def incidents() -> Json:
+        """The incidents of this node's groups: open ones first, then the newest that are over."""
+        found = [*agent.incidents.open_ones(), *agent.incidents.recent()]
+        return {"node": agent.settings.name, "incidents": [each.to_dict() for each in found]}
+
 
 def problem_of(agent: Agent) -> str | None:
     """Return the reason for which no rank can join at the moment; ``None`` if ranks can."""
     return agent.draining.problem or agent.registration.problem
 
 
-def describe_group(group: Group) -> Json:
+def describe_group(group: Group) -> GroupStatus:
     now, epoch, records = monotonic(), group.current, group.lanes.records
     return {
         "name": group.name,
@@ -75,7 +109,7 @@ def describe_group(group: Group) -> Json:
     }
 
 
-def _describe_op(op: WaitingOp, now: float) -> Json:
+def _describe_op(op: WaitingOp, now: float) -> OpStatus:
     return {
         "seq": op.seq,
         "what": op.what,
@@ -95,3 +129,56 @@ def _describe_edge(lane: Lane, peer: str, direction: str, counters: EdgeCounters
         "frames": counters.frames,
         "scrapped_frames": counters.scrapped_frames,
     }
+
+
+def add_flight(app: FastAPI, agent: Agent) -> None:
+    """Add the routes of the flight recorder."""
+
+    @app.get("/v1/clock", response_model=Json)
+    async def clock() -> ClockReading:
+        """The clocks of this node: who asks some times learns how far they are from its own."""
+        return {"node": agent.settings.name, "clock": read_clock()}
+
+    @app.get("/v1/flight", response_model=Json)
+    async def flight(group: str = "", limit: Limit = 128) -> Flight:
+        """The latest ops of all groups, or of those of one name: ended ones and those in flight.
+
+        ``start`` of an op is on the node's monotonic clock, which ``clock`` shows at the time of
+        this answer; all other times are seconds after ``start``. The groups that ended of late are
+        there too. ``limit``: so many ops of each group.
+        """
+        found = [recording_of(each) for each in agent.registry.all() if group in ("", each.name)]
+        ended = [each for each in agent.recordings.ended() if group in ("", each.group)]
+        now = read_clock()
+        groups = [_describe_recording(each, limit, now) for each in [*ended, *found]]
+        return {"node": agent.settings.name, "clock": now, "groups": groups}
+
+    @app.get("/v1/groups/{name}/openings/{opening}/ops")
+    async def ops(name: str, opening: int, limit: Limit = 64) -> Json:
+        """The latest ops of a group that are over, newest last; in the form of ``/v1/flight``."""
+        recording = recording_of(agent.registry.find(name, opening))
+        over = [each for each in recording.ops if each.state.is_over]
+        return {"ops": _describe_ops(over[-limit:], read_clock())}
+
+
+def read_clock() -> Clocks:
+    """Read this machine's clocks."""
+    return {"monotonic": monotonic(), "wall": time()}
+
+
+def _describe_recording(recording: Recording, limit: int, now: Clocks) -> agent_answers.Recording:
+    return {
+        "name": recording.group,
+        "opening": recording.opening,
+        "open": recording.is_open,
+        "epoch": recording.epoch,
+        "world_size": recording.world_size,
+        "nodes": list(recording.nodes),
+        "ranks": list(recording.ranks),
+        "last_seq": {str(rank): last for rank, last in recording.last_seq.items()},
+        "ops": _describe_ops(recording.ops[-limit:], now),
+    }
+
+
+def _describe_ops(records: Iterable[OpRecord], now: Clocks) -> list[RecordedOp]:
+    return [each.to_dict(now) for each in records]

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from enum import StrEnum
 from math import prod
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from allfold_agent.execution.op import Op
+from allfold_core.agent_answers import Call, Clocks, RecordedOp
 from allfold_core.operations import Fingerprint
 
 
@@ -85,23 +86,22 @@ class OpRecord(NamedTuple):
         """The call for people: ``all_reduce(sum, float32[1024])``."""
         return self.fingerprint.describe() if self.fingerprint else ""
 
-    def to_dict(self, clock: Clock) -> dict[str, Any]:
+    def to_dict(self, clock: Clocks) -> RecordedOp:
         """Return the JSON form: times are seconds after ``start``.
 
         Args:
-            clock: read just now.
+            clock: this machine's, read just now.
         """
         return {
             "seq": self.seq,
             "epoch": self.epoch,
             "world_size": self.world_size,
-            "what": self.what,
-            **(described(self.fingerprint) if self.fingerprint else {}),
+            **(described(self.fingerprint) if self.fingerprint else Call(what="")),
             "strategy": self.strategy,
             "lane": "short" if self.is_short else "long",
             "state": self.state.value,
             "start": self.start,
-            "started_at": clock.wall - (clock.monotonic - self.start),
+            "started_at": clock["wall"] - (clock["monotonic"] - self.start),
             "seconds": self.seconds,
             "arrivals": {str(rank): after for rank, after in self.arrivals.items()},
             "missing": list(self.missing),
@@ -109,10 +109,7 @@ class OpRecord(NamedTuple):
             "heard": {node: at - self.start for node, at in self.heard.items()},
             "error": self.error,
             "reason": self.reason,
-            "other_calls": {
-                str(rank): {"what": call.describe(), **described(call)}
-                for rank, call in self.other_calls.items()
-            },
+            "other_calls": {str(rank): described(call) for rank, call in self.other_calls.items()},
         }
 
     def _phases(self) -> dict[str, float]:
@@ -126,16 +123,10 @@ class OpRecord(NamedTuple):
         return dict(sorted(phases.items(), key=lambda each: each[1]))
 
 
-class Clock(NamedTuple):
-    """This machine's clocks, read together: seconds since some start, and since 1970."""
-
-    monotonic: float
-    wall: float
-
-
-def described(call: Fingerprint) -> dict[str, Any]:
-    """Return the parts of a call for programs."""
+def described(call: Fingerprint) -> Call:
+    """Return a call in words, and its parts for programs."""
     return {
+        "what": call.describe(),
         "kind": call.kind.label,
         "reduce_op": call.reduce_op.label if call.reduce_op else None,
         "dtype": call.label,

@@ -15,6 +15,7 @@ from allfold_agent.observation.samples import GroupSampler
 from allfold_agent.observation.speed_observer import SpeedObserver
 from allfold_agent.observation.wait_observer import WaitObserver
 from allfold_core import incident
+from allfold_core.agent_answers import Sample
 from allfold_core.incident import Cause, Effect, Incident, node_culprit
 
 log = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ class GroupObserver:
         group.on_observed = self.hear
 
     @property
-    def samples(self) -> deque[dict[str, Any]]:
+    def samples(self) -> deque[Sample]:
         """One per second, the newest last."""
         return self._sampler.samples
 

@@ -11,11 +11,11 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from threading import Event, Thread
 from time import monotonic, time
-from typing import Any
 
 from allfold_agent.groups.group import Group
 from allfold_agent.observation.group_observer import GroupObserver
 from allfold_agent.observation.incidents import Incidents
+from allfold_core.agent_answers import GroupHistory
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class Observer:
         """Have a group looked at that may be over before the next look. From any thread."""
         self._opened.append(group)
 
-    def history(self, since: float) -> list[dict[str, Any]]:
+    def history(self, since: float) -> list[GroupHistory]:
         """Return the samples of each group, second by second.
 
         Args:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import statistics
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
 
 from allfold_agent.groups.flight_recorder import OpRecord
 from allfold_agent.groups.group import Group
+from allfold_core.agent_answers import Sample
 from allfold_core.diagnosis.stragglers import OwnTime
 
 SAMPLE_SECONDS = 1.0
@@ -57,7 +57,7 @@ class GroupSampler:
     """
 
     def __init__(self, group: Group, now: float) -> None:
-        self.samples: deque[dict[str, Any]] = deque(maxlen=SAMPLES_KEPT)
+        self.samples: deque[Sample] = deque(maxlen=SAMPLES_KEPT)
         self._group = group
         self._last: OpRecord | None = None  # the newest that was read
         self._before: OpRecord | None = None  # the op of the highest number so far
@@ -137,7 +137,7 @@ class GroupSampler:
                     totals[peer] = (out, in_ + counters.payload_bytes)
         return totals
 
-    def _sample(self, now: float, wall: float) -> dict[str, Any]:
+    def _sample(self, now: float, wall: float) -> Sample:
         called, before = self._last_called(), self._called
         moved, bytes_before = self._edge_bytes(), self._bytes
         self._called, self._bytes = called, moved

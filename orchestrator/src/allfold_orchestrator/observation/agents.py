@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TypeVar
 
 import httpx
-from pydantic import ValidationError
 
-from allfold_core.json_object import read_object
-from allfold_orchestrator.observation.answers import Flight, Status
+from allfold_core.agent_answers import STATUS, Flight, History, Question, Status, flight, history
+from allfold_core.json_object import OtherForm, read_object
 from allfold_service.credentials import Credentials
+
+log = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 1.0
 ROUND_SECONDS = 3.0
 AT_ONCE = 32
 MAX_ANSWER_BYTES = 16 << 20
 
-Json = dict[str, Any]
+T = TypeVar("T")
 
 
 @dataclass
@@ -28,16 +31,16 @@ class AgentAnswer:
     """The answers of one agent.
 
     Attributes:
-        status: as ``GET /v1/status`` has it; ``None`` if it did not answer.
-        history: as ``GET /v1/history`` has it.
-        flight: as ``GET /v1/flight`` has it, of agents that were asked for it.
+        status: ``None`` if it did not answer.
+        history: ``None`` also where its version has another one.
+        flight: of agents that were asked for it.
         received: when the history came, in seconds since 1970.
         problem: why there is no status.
     """
 
-    status: Json | None = None
-    history: Json | None = None
-    flight: Json = field(default_factory=dict)
+    status: Status | None = None
+    history: History | None = None
+    flight: Flight | None = None
     received: float = 0.0
     problem: str = ""
 
@@ -93,31 +96,31 @@ class Agents:
         """Add the latest op of each of their groups to the answers of these nodes."""
 
         async def ask(node: str, url: str) -> None:
-            try:
-                flight = await self._get(f"{url}/v1/flight?limit=1")
-                Flight.model_validate(flight)
-            except (_Failed, ValidationError):
-                return  # another version, or just gone: its groups are drawn without an op
-            answers[node].flight = flight
+            # One of another version, or just gone: its groups are drawn without an op.
+            with suppress(_Failed, OtherForm):
+                answers[node].flight = await self._get(url, flight(limit=1))
 
         await asyncio.gather(*(ask(node, url) for node, url in urls.items()))
 
     async def _ask(self, url: str, since: float) -> AgentAnswer:
         try:
             async with self._turns:
-                status = await self._get(f"{url}/v1/status")
-                Status.model_validate(status)
-                history = await self._get(f"{url}/v1/history?since={since:.3f}")
-        except _Failed as failure:
+                answer = AgentAnswer(await self._get(url, STATUS))
+                answer.history = await self._history(url, since)
+        except (_Failed, OtherForm) as failure:
             return AgentAnswer(problem=str(failure))
-        except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(map(str, first["loc"]))
-            problem = f"{url} answers with a status of another version: {place}: {first['msg']}"
-            return AgentAnswer(problem=problem)
-        return AgentAnswer(status, history, received=time.time())
+        answer.received = time.time()
+        return answer
 
-    async def _get(self, url: str) -> Json:
+    async def _history(self, url: str, since: float) -> History | None:
+        try:
+            return await self._get(url, history(since))
+        except OtherForm as error:
+            log.warning("an agent is charted without its history: %s", error)
+            return None
+
+    async def _get(self, agent: str, question: Question[T]) -> T:
+        url = agent + question.path
         try:
             async with (
                 asyncio.timeout(ANSWER_SECONDS),
@@ -131,10 +134,11 @@ class Agents:
         if response.status_code != httpx.codes.OK:
             raise _Failed(f"{url} answered {response.status_code}: {_reason(body)}")
         try:
-            return read_object(body)
+            answer = read_object(body)
         except ValueError:
             problem = f"{url} is no agent: it answered something else than a JSON object"
             raise _Failed(problem) from None
+        return question.read(agent, answer)
 
 
 async def _bounded(response: httpx.Response) -> bytes:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal
 
+from allfold_core.agent_answers import RecordedOp
 from allfold_core.errors import InvalidArgument
 from allfold_core.operations import Kind
 from allfold_core.schedules.compiler import compile_schedule
@@ -31,7 +32,7 @@ Shape = Literal["alone", "ring", "tree", "mesh"]
 def draw(
     nodes: Sequence[str],
     tree_order: Sequence[str],
-    op: Json | None,
+    op: RecordedOp | None,
     root_node: str,
     rates: Mapping[tuple[str, str], float],
 ) -> Json:
@@ -40,7 +41,7 @@ def draw(
     Args:
         nodes: in the order of the ring.
         tree_order: the same from the root of a tree downwards.
-        op: the last op, as the flight recorder of an agent has it; ``None`` if there was none.
+        op: the last one; ``None`` if there was none.
         root_node: the node of the op's root, ``""`` for none.
         rates: the bytes per second over each link.
     """
@@ -77,7 +78,7 @@ def draw(
 
 
 def scheduled_links(
-    op: Json | None, nodes: int, tree_order: tuple[int, ...], root: int
+    op: RecordedOp | None, nodes: int, tree_order: tuple[int, ...], root: int
 ) -> dict[Link, float]:
     """Return the links of an op's schedule, with the share of its data that goes over each.
 
@@ -90,7 +91,7 @@ def scheduled_links(
         return {}
     order = tree_order if len(tree_order) == nodes else tuple(range(nodes))
     try:
-        return _links(kind, str(op.get("strategy")), nodes, root if kind.has_root else -1, order)
+        return _links(kind, op["strategy"], nodes, root if kind.has_root else -1, order)
     except InvalidArgument:
         return {}
 

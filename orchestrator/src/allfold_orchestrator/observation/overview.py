@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from allfold_core.figures import GroupFigures, link_figures
-from allfold_core.in_flight import (
-    Membership,
-    OpInFlight,
-    memberships,
-    messages_in_flight,
-    ops_in_flight,
-)
-from allfold_core.incident import merged
+from allfold_core.agent_answers import RecordedOp
+from allfold_core.figures import GroupFigures, group_figures, link_figures
+from allfold_core.in_flight import Activity, Membership, activity
 from allfold_orchestrator.observation.agents import AgentAnswer
 from allfold_orchestrator.observation.drawing import draw
 from allfold_orchestrator.observation.sentences import group_sentence, headline, worth_saying
-from allfold_orchestrator.observation.series import RECENT_SECONDS, Series, figures_of
+from allfold_orchestrator.observation.series import Series
 
 MAX_RANKED = 32
 """So many ranks are in the ranking of the slowest."""
@@ -75,45 +69,37 @@ class Picture:
 def picture(facts: Facts, series: Series) -> Picture:
     """Return the picture of these facts."""
     statuses = [each.status for each in facts.answers.values() if each.status is not None]
-    ops = ops_in_flight(statuses)
-    known = {each.group: each for each in memberships(statuses)}  # of one name the newest counts
-    told = [*facts.incidents, *(each for status in statuses for each in _incidents(status))]
-    incidents = merged(told)
+    seen = activity(statuses, facts.incidents)
+    known = {each.group: each for each in seen.memberships}  # of one name the newest counts
     nodes = [_node(node, facts.answers.get(node["node"])) for node in facts.nodes]
     by_name = {node["node"]: node for node in nodes}
     groups = []
     for view in sorted(facts.groups, key=lambda each: (each["phase"] == "gone", each["group"])):
         membership = known.get(view["group"])
         measured = _measured(view["group"], membership, facts.at, series)
-        groups.append(_group(view, membership, ops, facts, measured))
+        groups.append(_group(view, membership, seen, facts, measured))
         _add_traffic(by_name, measured.rates)
     body = {
         "at": facts.at,
         "is_complete": facts.is_complete,
-        "headline": headline(nodes, groups, ops, incidents),
+        "headline": headline(nodes, groups, seen.ops, seen.incidents),
         "nodes": nodes,
         "groups": groups,
-        "ops": [op.to_dict() for op in ops],
-        "messages": [each.to_dict() for each in messages_in_flight(statuses)],
-        "incidents": [each.to_dict() for each in incidents],
+        "ops": [op.to_dict() for op in seen.ops],
+        "messages": [each.to_dict() for each in seen.messages],
+        "incidents": [each.to_dict() for each in seen.incidents],
     }
     return Picture(facts.at, body, {each.group: each.opening for each in known.values()})
 
 
-def _incidents(status: Json) -> Iterable[Json]:
-    """The incidents of an agent; those of earlier versions tell none."""
-    told: list[Json] = status.get("incidents", [])
-    return told
-
-
 def _node(view: Json, answer: AgentAnswer | None) -> Json:
-    status = (answer.status if answer else None) or {}
+    status = answer.status if answer else None
     return {
         **{name: value for name, value in view.items() if name != "progress"},
         "problem": answer.problem if answer else "",
-        "ready": status.get("ready"),
-        "waiting_for": status.get("waiting_for", ""),
-        "groups": {group["name"]: group["ranks"] for group in status.get("groups", ())},
+        "ready": status["ready"] if status else None,
+        "waiting_for": status["waiting_for"] if status else "",
+        "groups": {each["name"]: each["ranks"] for each in status["groups"]} if status else {},
         "bytes_sent_per_second": 0.0,
         "bytes_received_per_second": 0.0,
     }
@@ -134,20 +120,19 @@ class _Measured:
 def _measured(name: str, known: Membership | None, now: float, series: Series) -> _Measured:
     key = name, known.opening if known else 0
     recent = series.recent(key, now)
-    links = link_figures(recent, RECENT_SECONDS)
-    rates = {(each.source, each.target): each.bytes for each in links}
-    return _Measured(figures_of(key, recent), rates)
+    rates = {(each.source, each.target): each.bytes for each in link_figures(recent)}
+    return _Measured(next(iter(group_figures(recent)), None), rates)
 
 
 def _group(
     view: Json,
     known: Membership | None,
-    ops: Sequence[OpInFlight],
+    seen: Activity,
     facts: Facts,
     measured: _Measured,
 ) -> Json:
     name, opening = view["group"], known.opening if known else 0
-    own_ops = [op for op in ops if op.group == name]
+    own_ops = [op for op in seen.ops if op.group == name]
     figures = measured.figures
     nodes = _order(view, name, opening, facts)
     last = _last_op(name, opening, facts.answers)
@@ -199,24 +184,25 @@ def _order(view: Json, name: str, opening: int, facts: Facts) -> list[str]:
     return list(view["ring_order"] or dict.fromkeys(each["node"] for each in view["present"]))
 
 
-def _last_op(name: str, opening: int, answers: Mapping[str, AgentAnswer]) -> Json | None:
+def _last_op(name: str, opening: int, answers: Mapping[str, AgentAnswer]) -> RecordedOp | None:
     """Return the latest op that any flight recorder has of a group."""
     found = [
         op
         for answer in answers.values()
-        for group in answer.flight.get("groups", ())
+        if answer.flight is not None
+        for group in answer.flight["groups"]
         if (group["name"], group["opening"]) == (name, opening)
         for op in group["ops"]
     ]
     return max(found, key=lambda op: op["seq"], default=None)
 
 
-def _root_node(view: Json, op: Json | None) -> str:
+def _root_node(view: Json, op: RecordedOp | None) -> str:
     root = -1 if op is None else op.get("root", -1)
     return next((each["node"] for each in view["present"] if each["rank"] == root), "")
 
 
-def _op(op: Json, now: float) -> Json:
+def _op(op: RecordedOp, now: float) -> Json:
     return {
         **{name: op[name] for name in ("seq", "what", "strategy", "state", "seconds", "error")},
         "age": max(0.0, now - op["started_at"]),

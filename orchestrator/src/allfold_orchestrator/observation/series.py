@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from allfold_core.figures import GroupFigures, group_figures
+from allfold_core.agent_answers import History, Sample
+from allfold_core.figures import Samples, group_figures
 
 WINDOW_SECONDS = 300
 """So far back the charts go."""
@@ -29,7 +30,7 @@ class Series:
     """
 
     def __init__(self) -> None:
-        self._samples: dict[GroupKey, dict[int, dict[str, Json]]] = {}
+        self._samples: dict[GroupKey, dict[int, dict[str, Sample]]] = {}
         self._points: dict[GroupKey, dict[int, Json]] = {}
         self._seen: dict[str, float] = {}
 
@@ -37,20 +38,17 @@ class Series:
         """Return the time, on the node's clock, up to which its samples are known."""
         return self._seen.get(node, now - WINDOW_SECONDS)
 
-    def take(self, node: str, history: Json, received: float) -> None:
-        """Add what a node answered to ``GET /v1/history``.
-
-        Raises:
-            KeyError, TypeError, ValueError, AttributeError: it is of another form.
-        """
+    def take(self, node: str, history: History, received: float) -> None:
+        """Add the history of a node."""
         offset = received - history["now"]
         for group in history["groups"]:
             seconds = self._samples.setdefault((group["name"], group["opening"]), {})
             for sample in group["samples"]:
                 second = round(sample["at"] + offset)
-                if second > received + 1:  # counted before its clock was set back
+                # Counted before its clock was set back, or over no time, by another version.
+                if second > received + 1 or not sample["seconds"] > 0:
                     continue
-                seconds.setdefault(second, {})[node] = _sample(sample, second)
+                seconds.setdefault(second, {})[node] = {**sample, "at": second}
                 self._seen[node] = max(self._seen.get(node, 0.0), sample["at"])
         # After its clock was set back, what it counts from now on is older than what it has told.
         if node in self._seen:
@@ -76,51 +74,18 @@ class Series:
         points = self._points.get(key, {})
         return [points[second] for second in sorted(points) if second > since]
 
-    def recent(self, key: GroupKey, now: float) -> list[Json]:
-        """Return the histories of the latest seconds of a group, for current figures."""
-        by_node: dict[str, list[Json]] = {}
+    def recent(self, key: GroupKey, now: float) -> Samples:
+        """Return the samples of the latest seconds of a group, for current figures."""
+        by_node: dict[str, list[Sample]] = {}
         for second, samples in self._samples.get(key, {}).items():
             if second > now - RECENT_SECONDS:
                 for node, sample in samples.items():
                     by_node.setdefault(node, []).append(sample)
-        return [_history(node, key, samples, now) for node, samples in by_node.items()]
+        return {key: by_node} if by_node else {}
 
 
-def _sample(data: Json, second: int) -> Json:
-    """Return a sample of which all fields that are relied upon are there."""
-    return {
-        "at": second,
-        "seconds": float(data["seconds"]),
-        "ops": int(data["ops"]),
-        "bytes": float(data["bytes"]),
-        "latency": None if data["latency"] is None else float(data["latency"]),
-        "skew": None if data["skew"] is None else float(data["skew"]),
-        "ranks": {
-            int(rank): {"own": float(each["own"]), "late": float(each["late"])}
-            for rank, each in data["ranks"].items()
-        },
-        "edges": {
-            str(peer): {"out": float(each["out"]), "in": float(each["in"])}
-            for peer, each in data["edges"].items()
-        },
-    }
-
-
-def figures_of(key: GroupKey, histories: list[Json]) -> GroupFigures | None:
-    """Return a group's figures; ``None`` where its nodes have counted nothing."""
-    found = group_figures(histories, RECENT_SECONDS)
-    return next((each for each in found if (each.group, each.opening) == key), None)
-
-
-def _history(node: str, key: GroupKey, samples: list[Json], now: float) -> Json:
-    name, opening = key
-    group = {"name": name, "opening": opening, "samples": samples}
-    return {"node": node, "now": now, "groups": [group]}
-
-
-def _point(second: int, key: GroupKey, samples: dict[str, Json]) -> Json:
-    histories = [_history(node, key, [sample], second) for node, sample in samples.items()]
-    found = figures_of(key, histories) or GroupFigures(*key, 0.0, 0.0, None, None, ())
+def _point(second: int, key: GroupKey, samples: dict[str, Sample]) -> Json:
+    (found,) = group_figures({key: {node: [sample] for node, sample in samples.items()}})
     ranks = sorted(found.ranks, key=lambda each: each.rank)
     return {
         "at": second,

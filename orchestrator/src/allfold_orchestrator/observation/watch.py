@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import suppress
@@ -17,8 +16,6 @@ from allfold_orchestrator.service import Orchestrator
 from allfold_orchestrator.store.failures import Refusal
 from allfold_orchestrator.wire import MAX_PAGE
 from allfold_service.credentials import Credentials
-
-log = logging.getLogger(__name__)
 
 PERIOD_SECONDS = 1.0
 FRESH_SECONDS = 0.7
@@ -132,14 +129,8 @@ class Watch:
 
     def _take_histories(self, answers: dict[str, AgentAnswer]) -> None:
         for node, answer in answers.items():
-            if answer.history is None:
-                continue
-            try:
+            if answer.history is not None:
                 self._series.take(node, answer.history, answer.received)
-            except (KeyError, TypeError, ValueError, AttributeError) as error:
-                log.warning(
-                    "the history of an agent is of another form: %r", error, extra={"node": node}
-                )
         self._series.settle(time.time())
 
 

@@ -1,38 +1,26 @@
-"""The requests of ``allfold doctor``: the facts of a service with its clock, or why there are none.
-
-A failure gets the step that helps with its kind: nothing listens, packets are dropped, a name is
-not known, the token is refused.
-"""
+"""The requests of ``allfold doctor``: the facts of services with their clocks."""
 
 from __future__ import annotations
 
 import os
-import socket
-import ssl
 import time
 from dataclasses import dataclass
 
+from allfold.cli._asking import SECONDS, is_older, refused_token
+from allfold.cli._clocks import Offset, Reading, estimate
 from allfold.cli._doctor.findings import Finding, Json, fail
 from allfold_cluster.http import NoAnswer, get_json
 from allfold_core.errors import AllfoldError
 
-_SECONDS = 3.0
 _ASKS = 3
-_UNAUTHORIZED, _NOT_FOUND = 401, 404
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The facts of a service, and its clock as seen from here.
-
-    Attributes:
-        offset: seconds by which its clock is ahead of this machine's.
-        uncertainty: seconds by which that may be wrong: half of the shortest round trip.
-    """
+    """The facts of a service, and its clock as seen from here."""
 
     facts: Json
-    offset: float
-    uncertainty: float
+    clock: Offset
 
 
 AGENT, ORCHESTRATOR = "allfold-agent", "allfold-orchestrator"
@@ -48,33 +36,30 @@ def ask(url: str, token: str, service: str) -> Answer:
         NoAnswer: nothing answers there, or not what this service would answer.
         AllfoldError: the refusal of the service.
     """
-    best: Answer | None = None
+    readings = []
     for _ in range(_ASKS):
-        began = time.time()
-        facts = get_json(f"{url}/v1/facts", token, seconds=_SECONDS)
-        ended = time.time()
+        sent = time.time()
+        facts = get_json(f"{url}/v1/facts", token, seconds=SECONDS)
         if not isinstance(facts.get("now"), float):
             raise NoAnswer(f"{url} answers /v1/facts, but not as Allfold does")
         if facts.get("service") != service:
             raise NoAnswer(f"{url} leads to {facts.get('service')}, not to {service}")
-        answer = Answer(facts, facts["now"] - (began + ended) / 2, (ended - began) / 2)
-        if best is None or answer.uncertainty < best.uncertainty:
-            best = answer
-    assert best is not None
-    return best
+        readings.append(Reading(sent, facts["now"], time.time()))
+    return Answer(facts, estimate(readings))
 
 
-def refused_token(error: AllfoldError) -> bool:
-    """Return True if a service refused the token, or that there was none."""
-    return error.details.get("http_status") == _UNAUTHORIZED
+def refusal(check: str, where: str, url: str, error: AllfoldError, token: str) -> Finding:
+    """Return the finding for a service that answers with an error."""
+    if refused_token(error):
+        return _token_finding(where, url, token)
+    if is_older(error):
+        service = f"the agent at {url}" if check == "agent" else url
+        found = f"{service} is of another version: it does not know /v1/facts"
+        return fail("versions", where, found, "install the same version of Allfold everywhere")
+    return fail(check, where, f"{url}: {error.message}", "see its log")
 
 
-def is_older(error: AllfoldError) -> bool:
-    """Return True if a service of an earlier version does not know the request."""
-    return error.details.get("http_status") == _NOT_FOUND
-
-
-def token_finding(where: str, url: str, token: str) -> Finding:
+def _token_finding(where: str, url: str, token: str) -> Finding:
     """Return the finding for a service that refuses the token."""
     source = "ALLFOLD_TOKEN" if os.environ.get("ALLFOLD_TOKEN") else "ALLFOLD_TOKEN_FILE"
     found = f"{url} wants a token, and neither ALLFOLD_TOKEN nor ALLFOLD_TOKEN_FILE is set"
@@ -86,31 +71,3 @@ def token_finding(where: str, url: str, token: str) -> Finding:
         "allfold"
     )
     return fail("token", where, found, advice)
-
-
-def why_silent(error: NoAnswer, service: str, setting: str) -> str:
-    """Return what to do about a service that does not answer.
-
-    Args:
-        service: e.g. ``the orchestrator``.
-        setting: how its address is set.
-    """
-    match error.cause:
-        case ConnectionRefusedError():
-            return (
-                f"nothing listens there: start {service}, or correct its address ({setting}); one "
-                "that listens on 127.0.0.1 is reached from its own machine alone"
-            )
-        case TimeoutError():
-            return (
-                "packets are dropped, or the process is stopped: let the TCP port through the "
-                f"firewalls between here and there, and see that {service} runs"
-            )
-        case socket.gaierror():
-            return f"the name is not known here: correct it ({setting}), or give an IP address"
-        case ssl.SSLError():
-            return f"see the finding on certificates, or write http:// ({setting})"
-        case OSError():
-            return f"see that this machine has a way there, or correct the address ({setting})"
-        case _:
-            return f"something else answers there: correct the address ({setting})"

@@ -6,22 +6,35 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterable
 
 import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from allfold.cli._doctor.findings import Diagnosis, Level
-from allfold.cli._doctor.here import check_machine
+from allfold.cli._doctor.findings import Diagnosis, Finding, Level, LinkSpeed
+from allfold.cli._doctor.machine import check_machine
 from allfold.cli._doctor.services import Services
-from allfold.cli._doctor.show import show
 from allfold.cli._parameters import (
     Seconds,
-    checked_url,
     orchestrator_option,
-    orchestrators,
+    services_to_ask,
     token,
 )
+from allfold.cli._units import duration, rate
 
 _FAILED = 1
+_STYLES = {
+    Level.OK: "green",
+    Level.WARN: "yellow",
+    Level.FAIL: "bold red",
+    Level.SKIPPED: "dim",
+}
+_ORDER = (Level.OK, Level.SKIPPED, Level.WARN, Level.FAIL)
+_SHOWN_ALIKE = 4
+_SHOWN_LINKS = 12
+_WIDTH_OF_A_FILE = 200
 
 
 @click.command(short_help="Find out what is wrong, and what to do.")
@@ -61,14 +74,63 @@ def doctor(
     diagnosis = Diagnosis()
     diagnosis.add(check_machine())
     if not local:
-        asked = [checked_url("--agent-url", url) for url in agent_urls]
-        urls = [] if asked and not orchestrator else orchestrators(orchestrator)
+        asked = services_to_ask(orchestrator, agent_urls)
         named = bool(orchestrator or os.environ.get("ALLFOLD_ORCHESTRATOR_URL"))
         services = Services(diagnosis, token())
-        services.check(urls, asked, expected=named)
+        services.check(*asked, expected=named)
         services.check_pairs(thorough=thorough, deadline=time.monotonic() + timeout)
     if as_json:
         click.echo(json.dumps(diagnosis.to_dict()))
     else:
-        show(diagnosis)
+        _show(diagnosis)
     sys.exit(_FAILED if diagnosis.level == Level.FAIL else 0)
+
+
+def _show(diagnosis: Diagnosis) -> None:
+    """Print the findings, the worst last, where a terminal shows them; then the links."""
+    width = None if sys.stdout.isatty() else _WIDTH_OF_A_FILE
+    console = Console(width=width, highlight=False, markup=False, emoji=False)
+    for level in _ORDER:
+        for finding in _shortened([each for each in diagnosis.findings if each.level == level]):
+            _print(console, finding)
+    if diagnosis.links:
+        console.print(_link_table(diagnosis.links))
+    console.print(Text(f"doctor: {diagnosis.summary()}", style=_STYLES[diagnosis.level]))
+
+
+def _print(console: Console, finding: Finding) -> None:
+    head = Text(f"{finding.level.value:<8}", style=_STYLES[finding.level])
+    console.print(
+        head + Text(f"{finding.check}, {finding.where}: {finding.found}", style=""), soft_wrap=True
+    )
+    if finding.advice:
+        console.print(Text(f"        next: {finding.advice}"), soft_wrap=True)
+
+
+def _shortened(findings: Iterable[Finding]) -> list[Finding]:
+    """Of many that are fine in the same check, show the first, and say how many more there are."""
+    shown: list[Finding] = []
+    counts: dict[str, int] = {}
+    for each in findings:
+        counts[each.check] = counts.get(each.check, 0) + 1
+        if each.level != Level.OK or counts[each.check] <= _SHOWN_ALIKE:
+            shown.append(each)
+    for check, count in counts.items():
+        if count > _SHOWN_ALIKE and shown and shown[0].level == Level.OK:
+            more = f"{count - _SHOWN_ALIKE} more are fine (--json has them)"
+            shown.append(Finding(Level.OK, check, "others", more))
+    return shown
+
+
+def _link_table(links: Iterable[LinkSpeed]) -> Table:
+    """The slowest links; all of them where there are few."""
+    slowest = sorted(links, key=lambda each: each.bandwidth)
+    title = "Links"
+    if len(slowest) > _SHOWN_LINKS:
+        title = f"The {_SHOWN_LINKS} slowest of {len(slowest)} links"
+    table = Table("from", "to", "latency", "speed", "by", title=title, title_justify="left")
+    for link in slowest[:_SHOWN_LINKS]:
+        by = "memory" if link.path == "machine" else "network"
+        measured = duration(link.latency), rate(link.bandwidth)
+        table.add_row(link.source, link.target, *measured, by)
+    return table

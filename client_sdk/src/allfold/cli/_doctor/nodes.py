@@ -2,47 +2,29 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
+from ipaddress import ip_address
+from urllib.parse import urlsplit
 
-from allfold.cli._doctor.addresses import LISTEN_WIDELY, is_loopback
-from allfold.cli._doctor.asking import (
-    AGENT,
-    Answer,
-    ask,
-    is_older,
-    refused_token,
-    token_finding,
-    why_silent,
-)
+from allfold.cli._asking import Answers, why_silent
+from allfold.cli._clocks import OUR_CLOCK, Offset
+from allfold.cli._doctor.asking import Answer, refusal
 from allfold.cli._doctor.findings import HERE, Diagnosis, Finding, Json, fail, ok, warn
-from allfold.cli._doctor.limits import judge_machine
+from allfold.cli._doctor.machine import judge_machine
 from allfold_cluster.http import NoAnswer
-from allfold_core.errors import AllfoldError
 
-_AT_ONCE = 32
+LISTEN_WIDELY = (
+    "start the agent with --control 0.0.0.0:7411 --data 0.0.0.0:7412, and with --advertise HOST if "
+    "others reach its machine at an address that it cannot find out"
+)
 _SKEW_SECONDS = 0.1
 _SETTING = "ALLFOLD_AGENT_ADVERTISE or --advertise of the agent"
-Outcome = Answer | NoAnswer | AllfoldError
-
-
-def ask_agents(urls: Iterable[str], token: str) -> dict[str, Outcome]:
-    """Ask all agents at once for their facts; return the answer or the failure of each."""
-
-    def attempt(url: str) -> Outcome:
-        try:
-            return ask(url, token, AGENT)
-        except (NoAnswer, AllfoldError) as error:
-            return error
-
-    wanted = list(dict.fromkeys(urls))
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return dict(zip(wanted, pool.map(attempt, wanted), strict=True))
 
 
 def check_answers(
-    names: Mapping[str, str], outcomes: Mapping[str, Outcome], astray: Collection[str], token: str
+    names: Mapping[str, str], answers: Answers[Answer], astray: Collection[str], token: str
 ) -> Iterator[Finding]:
     """Yield a finding for each agent that does not answer, or is not the one that it should be.
 
@@ -53,25 +35,17 @@ def check_answers(
     for url, node in names.items():
         if node in astray:
             continue
-        outcome, where = outcomes[url], f"node {node}" if node else url
-        if isinstance(outcome, NoAnswer):
-            advice = why_silent(outcome, "its agent", _SETTING)
+        where = f"node {node}" if node else url
+        error = answers.failed.get(url)
+        if isinstance(error, NoAnswer):
+            advice = why_silent(error, "its agent", _SETTING)
             advice += "; or run 'allfold doctor' on a node, if agents need not be reached from here"
-            yield fail("agent", where, f"no answer from here: {outcome}", advice)
-        elif isinstance(outcome, AllfoldError):
-            yield _refusal(where, url, outcome, token)
-        elif node and outcome.facts["node"] != node:
-            found = f"its address {url} leads from here to node {outcome.facts['node']}"
+            yield fail("agent", where, f"no answer from here: {error}", advice)
+        elif error is not None:
+            yield refusal("agent", where, url, error, token)
+        elif node and (there := answers.found[url].facts["node"]) != node:
+            found = f"its address {url} leads from here to node {there}"
             yield fail("addresses", where, found, LISTEN_WIDELY)
-
-
-def _refusal(where: str, url: str, error: AllfoldError, token: str) -> Finding:
-    if refused_token(error):
-        return token_finding(where, url, token)
-    if is_older(error):
-        found = f"the agent at {url} is of another version: it does not know /v1/facts"
-        return fail("versions", where, found, "install the same version of Allfold everywhere")
-    return fail("agent", where, f"{url}: {error.message}", "see its log")
 
 
 def judge_nodes(diagnosis: Diagnosis, astray: Collection[str]) -> Iterator[Finding]:
@@ -107,6 +81,31 @@ def _address(node: str, facts: Json) -> Finding:
         return warn("addresses", where, found, "see the finding on its registration")
     found = f"advertises {told['control_url']} and {told['data_address']}: {told['why']}"
     return ok("addresses", where, found)
+
+
+def is_loopback(url: str) -> bool:
+    """Return True if a URL leads every machine to itself."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def leading_astray(urls: Mapping[str, str]) -> set[str]:
+    """Return the nodes whose addresses lead others elsewhere.
+
+    Loopback is fine where all nodes are on one machine: then all advertise it, each with ports of
+    its own.
+
+    Args:
+        urls: what each node advertises.
+    """
+    shared = Counter(urls.values())
+    on_loopback = {node for node, url in urls.items() if is_loopback(url)}
+    twice = {node for node, url in urls.items() if shared[url] > 1}
+    is_one_machine = len(on_loopback) == len(urls) and not twice
+    return twice | (set() if is_one_machine else on_loopback)
 
 
 def judge_addresses(urls: Mapping[str, str], astray: Iterable[str]) -> Iterator[Finding]:
@@ -149,24 +148,24 @@ def _versions(diagnosis: Diagnosis) -> Finding:
     return ok("versions", "services", ", ".join(words))
 
 
-def judge_clocks(clock: Answer | None, answers: Mapping[str, Answer]) -> Iterator[Finding]:
+def judge_clocks(clock: Offset | None, clocks: Mapping[str, Offset]) -> Iterator[Finding]:
     """Yield a finding for each node whose clock is off, or one for all.
 
     Args:
         clock: the orchestrator's; without one nodes are compared with this machine.
-        answers: of the agents, by node.
+        clocks: those of the nodes, by name.
     """
-    base, slack = (clock.offset, clock.uncertainty) if clock else (0.0, 0.0)
+    base = clock or OUR_CLOCK
     reference = "the orchestrator's" if clock else "this machine's"
     worst = 0.0
     bad = []
-    for node, answer in answers.items():
-        offset, doubt = answer.offset - base, answer.uncertainty + slack
+    for node, each in clocks.items():
+        offset, doubt = each.ahead - base.ahead, each.uncertainty + base.uncertainty
         worst = max(worst, abs(offset))
         if abs(offset) - doubt > _SKEW_SECONDS:
             found = f"is {abs(offset):.3g} s {'ahead of' if offset > 0 else 'behind'} {reference}"
             advice = "run chrony or another NTP client there: traces of several nodes do not match"
             bad.append(warn("clock", f"node {node}", found, advice))
     yield from bad
-    if answers and not bad:
+    if clocks and not bad:
         yield ok("clock", "all nodes", f"at most {worst * 1e3:.1f} ms off {reference}")

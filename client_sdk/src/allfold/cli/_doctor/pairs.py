@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from urllib.parse import urlencode
 
-from allfold.cli._doctor.addresses import LISTEN_WIDELY, is_loopback
 from allfold.cli._doctor.findings import Finding, Json, LinkSpeed, fail, ok, skipped, warn
+from allfold.cli._doctor.nodes import LISTEN_WIDELY, is_loopback
 from allfold.cli._units import duration, rate
 from allfold_cluster.http import NoAnswer, post
 from allfold_core.errors import AllfoldError

@@ -1,22 +1,28 @@
-"""``allfold top``: the live view."""
+"""``allfold top``: the live view, and the keys that end it."""
 
 from __future__ import annotations
 
 import json
+import os
+import select
 import sys
-from collections.abc import Callable
+import termios
+import tty
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import monotonic
 
 import click
 from rich.console import Console
 from rich.live import Live
 
-from allfold.cli._parameters import Seconds, checked_url, orchestrator_option, orchestrators, token
-from allfold.cli._top.keys import keys
+from allfold.cli._parameters import Seconds, orchestrator_option, services_to_ask, token
 from allfold.cli._top.snapshot import Snapshot, Watcher
 from allfold.cli._top.view import plain, screen
 
 _WINDOW_SECONDS = 5.0
 _WIDTH_OF_A_FILE = 200
+_QUIT = {b"q", b"Q", b"\x1b", b"\x04"}
 
 
 @click.command(short_help="Watch nodes, groups and ranks live.")
@@ -53,9 +59,8 @@ def top(
       2    wrong usage
       3    the orchestrator, or an agent that was named, cannot be reached at the start
     """
-    asked = [checked_url("--agent-url", url) for url in agent_urls]
-    urls = [] if asked and not orchestrator else orchestrators(orchestrator)
-    watcher = Watcher(urls, asked, token(), max(_WINDOW_SECONDS, interval))
+    asked = services_to_ask(orchestrator, agent_urls)
+    watcher = Watcher(*asked, token(), max(_WINDOW_SECONDS, interval))
     first = watcher.look()
     if once:
         _show_once(first, as_json=as_json)
@@ -79,7 +84,7 @@ def _watch(
     watcher: Watcher, first: Snapshot, interval: float, show: Callable[[Snapshot], None]
 ) -> None:
     seen = first
-    with keys() as pressed:
+    with _keys() as pressed:
         try:
             while True:
                 show(seen)
@@ -97,3 +102,41 @@ def _print_json(snapshot: Snapshot) -> None:
 def _print_lines(snapshot: Snapshot) -> None:
     for line in plain(snapshot):
         click.echo(line)
+
+
+class _Keys:
+    """The keys of the standard input; none where that is no terminal."""
+
+    def __init__(self, fd: int | None) -> None:
+        self._fd = fd
+
+    def wait_for_quit(self, seconds: float) -> bool:
+        """Wait so long; return True at once if a key says that we should end."""
+        deadline = monotonic() + seconds
+        while (left := deadline - monotonic()) > 0:
+            watched = [] if self._fd is None else [self._fd]
+            ready, _, _ = select.select(watched, [], [], left)
+            if not ready:
+                break
+            assert self._fd is not None
+            pressed = os.read(self._fd, 1)
+            if not pressed:  # the terminal is gone
+                return True
+            if pressed in _QUIT:
+                return True
+        return False
+
+
+@contextmanager
+def _keys() -> Iterator[_Keys]:
+    """While entered, keys come one by one and are not shown."""
+    if not sys.stdin.isatty():
+        yield _Keys(None)
+        return
+    fd = sys.stdin.fileno()
+    before = termios.tcgetattr(fd)
+    tty.setcbreak(fd)
+    try:
+        yield _Keys(fd)
+    finally:
+        termios.tcsetattr(fd, termios.TCSADRAIN, before)

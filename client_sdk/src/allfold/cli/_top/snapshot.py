@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
+from allfold.cli._asking import SECONDS, ask_all, read
 from allfold.cli._report import Report, gather
-from allfold_cluster.http import NoAnswer, get_json
-from allfold_core.errors import AllfoldError
-from allfold_core.figures import GroupFigures, LinkFigures, group_figures, link_figures
-
-_SECONDS = 3.0
-_AT_ONCE = 32
-
-Json = dict[str, Any]
+from allfold_cluster.http import get_json
+from allfold_core.agent_answers import History, Json, Status, history
+from allfold_core.figures import (
+    GroupFigures,
+    LinkFigures,
+    group_figures,
+    link_figures,
+    recent_samples,
+)
 
 
 @dataclass(frozen=True)
@@ -37,26 +37,24 @@ class Snapshot:
 
     def to_dict(self) -> Json:
         """Return the JSON form; docs/cli.md describes it."""
-        report = self.report.to_dict()
+        report = self.report
         return {
             "schema": 1,
             "at": self.at,
-            "orchestrator": report["orchestrator"],
+            "orchestrator": report.orchestrator,
             "nodes": self.nodes(),
             "groups": [
                 {**each.to_dict(), "world_size": self.world_size(each)} for each in self.groups
             ],
             "links": [asdict(each) for each in self.links],
-            "ops_in_flight": report["ops_in_flight"],
-            "messages_in_flight": report["messages_in_flight"],
-            "incidents": report["incidents"],
-            "problems": report["problems"],
+            **report.activity.to_dict(),
+            "problems": report.all_problems(),
         }
 
     def world_size(self, figures: GroupFigures) -> int | None:
         """Return the number of a group's ranks; ``None`` if no agent says it."""
         told = (
-            int(group["world_size"])
+            group.get("world_size")
             for agent in self.report.agents.values()
             for group in agent["groups"]
             if (group["name"], group["opening"]) == (figures.group, figures.opening)
@@ -80,7 +78,7 @@ class Snapshot:
         ]
 
 
-def _ranks(agent: Json) -> int:
+def _ranks(agent: Status) -> int:
     return sum(len(group["ranks"]) for group in agent["groups"])
 
 
@@ -114,13 +112,10 @@ class Watcher:
         self._has_seen = True
         self._known = [*dict.fromkeys([*self._known, *report.agents])]
         self._forget_gone(report)
-        histories = self._histories(report.agents)
-        return Snapshot(
-            time.time(),
-            report,
-            group_figures(histories, self._window),
-            link_figures(histories, self._window),
-        )
+        # One of another version has no figures, nor has one that has just ended.
+        histories = ask_all(report.agents, self._history).found.values()
+        recent = recent_samples(histories, self._window)
+        return Snapshot(time.time(), report, group_figures(recent), link_figures(recent))
 
     def _forget_gone(self, report: Report) -> None:
         gone = {each["control_url"] for each in report.nodes if each["state"] == "gone"}
@@ -128,16 +123,10 @@ class Watcher:
         for url in gone - set(self._agent_urls):
             report.problems.pop(url, None)
 
-    def _histories(self, urls: Iterable[str]) -> list[Json]:
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            return [each for each in pool.map(self._history, urls) if each is not None]
-
-    def _history(self, url: str) -> Json | None:
-        """Return an agent's latest samples; ``None`` if it keeps none, or has just ended."""
-        since = max(0.0, self._clocks.get(url, 0.0) - self._window)
-        try:
-            history = get_json(f"{url}/v1/history?since={since}", self._token, seconds=_SECONDS)
-            self._clocks[url] = float(history["now"])
-        except (NoAnswer, AllfoldError, KeyError, TypeError, ValueError):
-            return None  # or it is of another version
-        return history
+    def _history(self, url: str) -> History:
+        """Return an agent's latest samples."""
+        question = history(max(0.0, self._clocks.get(url, 0.0) - self._window))
+        answer = get_json(url + question.path, self._token, seconds=SECONDS)
+        found = read(question, url, answer)
+        self._clocks[url] = found["now"]
+        return found

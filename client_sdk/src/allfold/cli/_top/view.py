@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from allfold.cli._incidents import lines as incident_lines
+from allfold.cli._report import incident_lines
 from allfold.cli._top.snapshot import Snapshot
 from allfold.cli._units import duration, rate
 from allfold_core.figures import GroupFigures, RankFigures
@@ -54,7 +54,7 @@ def plain(snapshot: Snapshot) -> Iterator[str]:
 
 
 def _incidents(snapshot: Snapshot) -> list[str]:
-    return incident_lines(snapshot.report.incidents, snapshot.at)[:_SHOWN_LINES]
+    return incident_lines(snapshot.report.activity.incidents, snapshot.at)[:_SHOWN_LINES]
 
 
 def _waits(snapshot: Snapshot) -> list[str]:
@@ -64,7 +64,7 @@ def _waits(snapshot: Snapshot) -> list[str]:
     """
     report = snapshot.report
     lines = [op.sentence() for op in report.other_ops() if op.age > _YOUNG_SECONDS]
-    lines += [each.sentence() for each in report.messages if each.age > _YOUNG_SECONDS]
+    lines += [each.sentence() for each in report.activity.messages if each.age > _YOUNG_SECONDS]
     lines = lines[:_SHOWN_LINES]
     lines += [f"no answer: {problem}" for problem in report.problems.values()][:_SHOWN_LINES]
     if report.failure is not None:

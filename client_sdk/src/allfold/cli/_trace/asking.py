@@ -1,26 +1,28 @@
-"""The requests of ``allfold trace``: each agent's clock, some times, then its flight recorder."""
+"""The requests of ``allfold trace``: agents' flight recorders, and their ops on our clock."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
-from typing import Any, Self, TypeVar
-from urllib.parse import urlencode
+from typing import TypeVar
 
-from allfold.cli._doctor.asking import is_older, refused_token, why_silent
-from allfold.cli._trace.clocks import Offset, Reading, estimate, with_shared_clocks
+from allfold.cli._asking import Failure, ask_all, is_older, read, refused_token, why_silent
+from allfold.cli._clocks import Offset, Reading, estimate, with_shared_clocks
 from allfold_cluster.http import Connection, NoAnswer
+from allfold_core import agent_answers
+from allfold_core.agent_answers import CLOCK, ClockReading, Question, RecordedOp, Recording, flight
 from allfold_core.errors import AgentUnreachable, AllfoldError, LocalError
 
 _SECONDS = 5.0
 _READINGS = 10
 _AT_ONCE = 16
-_T = TypeVar("_T")
 
-Json = dict[str, Any]
+T = TypeVar("T")
+Opening = tuple[str, int]
+"""The name of a group, and which of its openings it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,25 +42,23 @@ class Flight:
     answered: float
     offset: Offset
     wall_ahead: float
-    groups: list[Json]
+    groups: list[Recording]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Flights:
     """The flight recorders of all that answered.
 
     Attributes:
         problems: by URL, why an agent has none, and what to do.
-        refused: the URLs of those that have answered with an error.
     """
 
     found: list[Flight] = field(default_factory=list)
     problems: dict[str, str] = field(default_factory=dict)
-    refused: set[str] = field(default_factory=set)
 
 
 def ask_agents(
-    urls: Sequence[str], named: Iterable[str], token: str, *, our_wall: float, **query: str | int
+    urls: Sequence[str], named: list[str], token: str, *, our_wall: float, group: str, limit: int
 ) -> Flights:
     """Return the flight recorders of agents.
 
@@ -66,77 +66,39 @@ def ask_agents(
         urls: of the agents.
         named: those that the user has named, which must answer.
         our_wall: the seconds since 1970 at which our monotonic clock was 0.
-        query: of ``GET /v1/flight``.
+        group: ``""`` for all.
+        limit: so many ops of each group.
 
     Raises:
         AgentUnreachable: one that was named does not answer, or none of all does.
         LocalError: they answer, but with errors; or there is no agent.
     """
-    flights = Flights()
-    with ThreadPoolExecutor(_AT_ONCE) as pool, _Agents(urls, token, pool, flights) as agents:
+    with ExitStack() as stack:
+        connections = {
+            url: stack.enter_context(closing(Connection(url, token, seconds=_SECONDS)))
+            for url in urls
+        }
+
+        def ask(question: Question[T], url: str) -> T:
+            return read(question, url, connections[url].get_json(question.path))
+
         # All clocks first: long answers that are being read would make the round trips longer.
-        clocks = agents.ask(_clock)
-        answers = agents.ask(partial(_groups, path=_flight_path(query)))
-    heard = [url for url in clocks if url in answers]
-    offsets = with_shared_clocks([clocks[url] for url in heard])
-    for url, offset in zip(heard, offsets, strict=True):
-        flights.found.append(_flight(url, answers[url], offset, our_wall))
-    _require(flights, urls, named)
+        clocks = ask_all(urls, partial(_clock, ask), at_once=_AT_ONCE)
+        answers = ask_all(clocks.found, partial(ask, flight(group, limit)), at_once=_AT_ONCE)
+    offsets = with_shared_clocks([clocks.found[url] for url in answers.found])
+    found = zip(answers.found.items(), offsets, strict=True)
+    failed = clocks.failed | answers.failed
+    flights = Flights(
+        [_flight(url, answer, offset, our_wall) for (url, answer), offset in found],
+        {url: _problem(url, error, has_token=bool(token)) for url, error in failed.items()},
+    )
+    _require(flights, failed, urls, named)
     return flights
 
 
-class _Agents:
-    """Asks all agents at once; those that fail are not asked again.
-
-    Args:
-        flights: is told of problems.
-    """
-
-    def __init__(
-        self, urls: Iterable[str], token: str, pool: ThreadPoolExecutor, flights: Flights
-    ) -> None:
-        self._connections = {url: Connection(url, token, seconds=_SECONDS) for url in urls}
-        self._has_token = bool(token)
-        self._pool = pool
-        self._flights = flights
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for connection in self._connections.values():
-            connection.close()
-
-    def ask(self, question: Callable[[Connection], _T]) -> dict[str, _T]:
-        """Return the answers, by URL."""
-        found: dict[str, _T] = {}
-        asked = [url for url in self._connections if url not in self._flights.problems]
-        answers = self._pool.map(partial(self._try, question), asked)
-        for url, answer in zip(asked, answers, strict=True):
-            if not isinstance(answer, Exception):
-                found[url] = answer
-                continue
-            self._flights.problems[url] = self._problem(url, answer)
-            if isinstance(answer, AllfoldError):
-                self._flights.refused.add(url)
-        return found
-
-    def _try(self, question: Callable[[Connection], _T], url: str) -> _T | NoAnswer | AllfoldError:
-        try:
-            return question(self._connections[url])
-        except (NoAnswer, AllfoldError) as error:
-            return error
-        except (KeyError, TypeError, ValueError):
-            return NoAnswer(f"{url} answers, but not as Allfold does")
-
-    def _problem(self, url: str, error: Exception) -> str:
-        if isinstance(error, NoAnswer):
-            return f"{error}; {why_silent(error, 'the agent', '--agent-url')}"
-        assert isinstance(error, AllfoldError)
-        return _refusal(url, error, has_token=self._has_token)
-
-
-def _refusal(url: str, error: AllfoldError, *, has_token: bool) -> str:
+def _problem(url: str, error: Failure, *, has_token: bool) -> str:
+    if isinstance(error, NoAnswer):
+        return f"{error}; {why_silent(error, 'the agent', '--agent-url')}"
     if refused_token(error):
         has = "refuses the token" if has_token else "wants a token"
         return f"{url} {has}: set ALLFOLD_TOKEN to that of the services"
@@ -148,45 +110,109 @@ def _refusal(url: str, error: AllfoldError, *, has_token: bool) -> str:
     return f"{url}: {error.message}"
 
 
-def _clock(connection: Connection) -> Offset:
+def _clock(ask: Callable[[Question[ClockReading], str], ClockReading], url: str) -> Offset:
     readings = []
     for _ in range(_READINGS):
         sent = monotonic()
-        answer = connection.get_json("/v1/clock")
-        readings.append(Reading(sent, float(answer["clock"]["monotonic"]), monotonic()))
+        theirs = ask(CLOCK, url)["clock"]["monotonic"]
+        readings.append(Reading(sent, theirs, monotonic()))
     return estimate(readings[1:])  # the first one connects
 
 
-def _groups(connection: Connection, path: str) -> Json:
-    """Return an agent's flight recorder; ``KeyError`` or ``TypeError`` where it is none."""
-    answer = connection.get_json(path)
-    clock = answer["clock"]
-    if not all(isinstance(clock[each], int | float) for each in ("monotonic", "wall")):
-        raise TypeError("clock")
-    if not isinstance(answer["groups"], list) or not isinstance(answer["node"], str):
-        raise TypeError("groups")
-    return answer
-
-
-def _flight_path(query: dict[str, str | int]) -> str:
-    return f"/v1/flight?{urlencode({name: value for name, value in query.items() if value})}"
-
-
-def _flight(url: str, answer: Json, offset: Offset, our_wall: float) -> Flight:
+def _flight(url: str, answer: agent_answers.Flight, offset: Offset, our_wall: float) -> Flight:
     theirs = answer["clock"]
     answered = theirs["monotonic"] - offset.ahead
     wall_ahead = theirs["wall"] - (our_wall + answered)
     return Flight(url, answer["node"], answered, offset, wall_ahead, answer["groups"])
 
 
-def _require(flights: Flights, urls: Sequence[str], named: Iterable[str]) -> None:
-    problems = flights.problems
-    lost = [url for url in named if url in problems] or ([] if flights.found else list(problems))
+def _require(
+    flights: Flights, failed: Mapping[str, Failure], urls: Sequence[str], named: Iterable[str]
+) -> None:
+    lost = [url for url in named if url in failed] or ([] if flights.found else list(failed))
     if lost:
-        kind = LocalError if flights.refused.issuperset(lost) else AgentUnreachable
-        raise kind(f"no flight recorder: {'; '.join(problems[url] for url in lost)}")
+        refused = all(isinstance(failed[url], AllfoldError) for url in lost)
+        kind = LocalError if refused else AgentUnreachable
+        raise kind(f"no flight recorder: {'; '.join(flights.problems[url] for url in lost)}")
     if not urls:
         raise LocalError(
             "the orchestrator knows no node that is there: start agents, or name one with "
             "--agent-url"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class SeenOp:
+    """One op as one node has seen it; times are on our monotonic clock.
+
+    Attributes:
+        record: as ``GET /v1/flight`` has it.
+        start: the first call of a rank of the node.
+        end: its outcome, or the node's answer while it is in flight.
+        arrivals: when each rank of the node called it.
+    """
+
+    node: str
+    opening: Opening
+    record: RecordedOp
+    start: float
+    end: float
+    arrivals: Mapping[int, float]
+
+    @property
+    def seq(self) -> int:
+        return self.record["seq"]
+
+    @property
+    def is_over(self) -> bool:
+        return "done" in self.record["phases"]
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """The identity of the op on all nodes: group, opening and sequence number."""
+        return (*self.opening, self.seq)
+
+    @property
+    def missing(self) -> list[int]:
+        """The ranks of the node that have not called it."""
+        return list(self.record["missing"])
+
+    def phase(self, name: str) -> float | None:
+        """Return when it came to a phase; ``None`` where that is not known."""
+        after = self.record["phases"].get(name)
+        return None if after is None else self.start + after
+
+    @property
+    def heard(self) -> dict[str, float]:
+        """By node, when its first data were taken in."""
+        return {node: self.start + after for node, after in self.record["heard"].items()}
+
+
+def ops_of_group(flight: Flight, group: Recording) -> Iterator[SeenOp]:
+    """Yield the ops of a group in a node's flight recorder."""
+    for record in group["ops"]:
+        start = record["start"] - flight.offset.ahead
+        yield SeenOp(
+            flight.node,
+            (group["name"], group["opening"]),
+            record,
+            start,
+            start + record["seconds"],
+            {int(rank): start + after for rank, after in record["arrivals"].items()},
+        )
+
+
+def seen_ops(flights: Iterable[Flight], seconds: float | None) -> list[SeenOp]:
+    """Return the ops of all nodes in the order of their starts.
+
+    Args:
+        seconds: leave out those that were over so long before their node answered.
+    """
+    found = [
+        op
+        for flight in flights
+        for group in flight.groups
+        for op in ops_of_group(flight, group)
+        if seconds is None or not op.is_over or op.end >= flight.answered - seconds
+    ]
+    return sorted(found, key=lambda op: op.start)

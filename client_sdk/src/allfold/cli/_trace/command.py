@@ -9,18 +9,16 @@ from pathlib import Path
 
 import click
 
+from allfold.cli._clocks import OUR_CLOCK
 from allfold.cli._parameters import (
     Seconds,
-    checked_url,
     orchestrator_option,
-    orchestrators,
+    services_to_ask,
     token,
 )
 from allfold.cli._report import agents_to_ask
-from allfold.cli._trace.asking import Flight, Flights, ask_agents
-from allfold.cli._trace.clocks import OUR_CLOCK
+from allfold.cli._trace.asking import Flight, Flights, ask_agents, seen_ops
 from allfold.cli._trace.merging import merged, newest_ops
-from allfold.cli._trace.seen_ops import seen_ops
 from allfold.cli._trace.torch_dump import group_dumps, write
 from allfold_core.errors import InvalidArgument, LocalError
 from allfold_core.verdict import counted
@@ -85,8 +83,7 @@ def trace(
     """
     if format_ == "torch" and seconds is not None:
         raise InvalidArgument("--seconds is for traces: torchfrtrace needs all ops; use --limit")
-    named = [checked_url("--agent-url", url) for url in agent_urls]
-    asked = [] if named and not orchestrator else orchestrators(orchestrator)
+    asked, named = services_to_ask(orchestrator, agent_urls)
     secret = token()
     our_wall = time.time() - time.monotonic()
     urls = agents_to_ask(asked, named, secret)

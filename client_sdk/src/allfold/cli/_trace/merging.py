@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
-from allfold.cli._trace.asking import Flights
+from allfold.cli._trace.asking import Flights, Opening, SeenOp
 from allfold.cli._trace.events import Events, Key, Thread, Tracks
-from allfold.cli._trace.seen_ops import Opening, SeenOp
+from allfold_core.agent_answers import Call, Json, RecordedOp
 
 MOST_EVENTS = 500_000
 _EXCHANGE = -1  # its track comes before those of the ranks
-
-Json = dict[str, Any]
 
 
 def newest_ops(ops: Sequence[SeenOp], most_events: int = MOST_EVENTS) -> list[SeenOp]:
@@ -165,7 +162,7 @@ def _labels(openings: Iterable[Opening]) -> Iterator[tuple[Opening, str]]:
         yield (name, opening), "" if len(known) == 1 else f"{name}{number} "
 
 
-def _args(record: Json, call: Json) -> Json:
+def _args(record: RecordedOp, call: Call) -> Json:
     shown = {name: record[name] for name in ("seq", "epoch", "strategy", "lane", "state")}
     return {"what": call["what"], "bytes": call["bytes"], **shown}
 

@@ -12,11 +12,12 @@ import pickle  # noqa: TID251
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from allfold.cli._trace.asking import Flight
-from allfold.cli._trace.seen_ops import Opening, SeenOp, ops_of_group
-from allfold.cli._trace.torch_calls import profiling_name, sizes_of, torch_dtype
+from allfold.cli._trace.asking import Flight, Opening, SeenOp, ops_of_group
+from allfold_core.agent_answers import Call, Json, Recording
+from allfold_core.dtypes import DType
+from allfold_core.operations import AUTO, Fingerprint, Kind, ReduceOp
+from allfold_core.schedules.parts import input_numel, output_numel
 
 # Of torch's format; the analyser compares it between ranks, and reads entries by it.
 VERSION = "2.10"
@@ -24,7 +25,27 @@ PREFIX = "rank_"
 # An op that is younger may just be under way: no rank is said not to have called it.
 _SETTLED_SECONDS = 1.0
 
-Json = dict[str, Any]
+Sizes = list[list[int]]
+
+# torch's analyser knows no backend of other people; Gloo is the one that moves tensors as we do.
+_BACKEND = "gloo"
+_DTYPES = {
+    "float32": "Float",
+    "float64": "Double",
+    "float16": "Half",
+    "bfloat16": "BFloat16",
+    "int8": "Char",
+    "int16": "Short",
+    "int32": "Int",
+    "int64": "Long",
+    "uint8": "Byte",
+    "bool": "Bool",
+    "complex64": "ComplexFloat",
+    "complex128": "ComplexDouble",
+}
+_UNEQUAL = {"all_gather": "all_gather_v", "reduce_scatter": "reduce_scatter_v"}
+_KINDS = {kind.label: kind for kind in Kind}
+_REDUCE_OPS = {op.label: op for op in ReduceOp}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +100,7 @@ class _NodeView:
 
 def group_dumps(flights: Iterable[Flight], our_wall: float) -> list[GroupDump]:
     """Return the dumps of all groups, by name."""
-    by_opening: dict[Opening, list[tuple[Flight, Json]]] = {}
+    by_opening: dict[Opening, list[tuple[Flight, Recording]]] = {}
     for flight in flights:
         for group in flight.groups:
             if group["ops"]:
@@ -111,7 +132,7 @@ def _folder_name(group: str) -> str:
     return name if name.strip(".") else f"_{name}"
 
 
-def _dump(name: str, views: list[tuple[Flight, Json]], our_wall: float) -> GroupDump:
+def _dump(name: str, views: list[tuple[Flight, Recording]], our_wall: float) -> GroupDump:
     epoch = max(op["epoch"] for _, group in views for op in group["ops"])
     nodes = [_view(flight, group, epoch) for flight, group in views]
     world_size = max(op.record["world_size"] for node in nodes for op in node.ops.values())
@@ -125,7 +146,7 @@ def _dump(name: str, views: list[tuple[Flight, Json]], our_wall: float) -> Group
     return GroupDump(name, world_size, dict(sorted(dumps.items())), len(seqs) - len(known))
 
 
-def _view(flight: Flight, group: Json, epoch: int) -> _NodeView:
+def _view(flight: Flight, group: Recording, epoch: int) -> _NodeView:
     ops = {op.seq: op for op in ops_of_group(flight, group) if op.record["epoch"] == epoch}
     is_current = group["open"] and group["epoch"] == epoch
     last_seq = {int(rank): last for rank, last in group["last_seq"].items()} if is_current else {}
@@ -216,3 +237,41 @@ def _rank_dump(group: str, rank: int, world_size: int, entries: list[Json]) -> J
         },
         "rank": rank,
     }
+
+
+def profiling_name(call: Call) -> str:
+    """Return the name of a call: ``gloo:all_reduce``."""
+    kind = call["kind"]
+    return f"{_BACKEND}:{_UNEQUAL.get(kind, kind) if call['counts'] else kind}"
+
+
+def torch_dtype(call: Call) -> str:
+    """Return the name that torch's recorder has for the type of the elements."""
+    return _DTYPES.get(call["dtype"], call["dtype"])
+
+
+def sizes_of(call: Call, rank: int, world_size: int) -> tuple[Sizes, Sizes]:
+    """Return the sizes of a rank's inputs and outputs; ``[[]]`` where it has none.
+
+    With unequal blocks the analyser would take sizes that differ between ranks for a mismatch, so
+    these are the blocks of all ranks, on which all have to agree.
+    """
+    kind, shape = _KINDS[call["kind"]], call["shape"]
+    if kind is Kind.BARRIER:
+        return [[]], [[]]
+    if not kind.has_blocks:
+        return [shape], [shape]
+    if call["counts"] and kind is not Kind.ALL_TO_ALL:
+        blocks = [[count, *shape] for count in call["counts"]]
+        return blocks, blocks
+    asked = Fingerprint(
+        kind,
+        _REDUCE_OPS.get(call["reduce_op"] or ""),
+        DType.UINT8,  # whatever it is, the sizes are in the caller's elements
+        tuple(shape),
+        call["root"],
+        AUTO,
+        counts=tuple(call["counts"]),
+    )
+    brings, gets = (numel(asked, rank, world_size) for numel in (input_numel, output_numel))
+    return [[brings] if brings else []], [[gets] if gets else []]

@@ -1,22 +1,25 @@
-"""Polling the orchestrator for the incidents of a run, while its ranks run."""
+"""Asking the orchestrator, while ranks run: for incidents, and for whom those that wait wait."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from queue import SimpleQueue
 from threading import Event, Thread
 from time import time
-from typing import Self
+from typing import Any, Self
+from urllib.parse import quote
 
+from allfold.cli._asking import ask_replicas
 from allfold.cli._parameters import orchestrators, token
 from allfold_cluster.http import NoAnswer, get_json
-from allfold_core.errors import AllfoldError
+from allfold_core.errors import AllfoldError, OrchestratorUnreachable
 from allfold_core.incident import Cause, Effect, Incident, from_dict
 
 _INTERVAL_SECONDS = 0.5
 _ANSWER_SECONDS = 2.0
+_VIEW_SECONDS = 1.0
 
 
 class IncidentWatch:
@@ -89,17 +92,22 @@ class IncidentWatch:
                 os.eventfd_write(self._ready, 1)
 
     def _incidents(self) -> list[Incident]:
-        for url in self._urls:
-            try:
-                path = f"{url}/v1/incidents?limit=50"
-                answer = get_json(path, self._token, seconds=_ANSWER_SECONDS)
-                found = [from_dict(each) for each in answer["incidents"]]
-            except (NoAnswer, AllfoldError, KeyError, TypeError, ValueError):
-                continue  # another replica, or another version; the ranks go on without any
-            if self._before is None:
-                self._before = {each.id for each in found if each.seen < self._since}
-            return [each for each in found if self._concerns_us(each)]
-        return []
+        try:
+            found = ask_replicas(self._urls, self._incidents_of)
+        except OrchestratorUnreachable:
+            return []  # the ranks go on without any
+        if self._before is None:
+            self._before = {each.id for each in found if each.seen < self._since}
+        return [each for each in found if self._concerns_us(each)]
+
+    def _incidents_of(self, url: str) -> list[Incident]:
+        try:
+            path = f"{url}/v1/incidents?limit=50"
+            answer = get_json(path, self._token, seconds=_ANSWER_SECONDS)
+            return [from_dict(each) for each in answer["incidents"]]
+        except (AllfoldError, KeyError, TypeError, ValueError) as error:
+            # Its store is down, or it is of another version: another replica may know.
+            raise NoAnswer(f"{url} shows no incidents: {error}") from None
 
     def _concerns_us(self, incident: Incident) -> bool:
         # Not by its time alone: the clock of its node may be behind ours.
@@ -136,3 +144,40 @@ def is_of_run(group: str, run: str) -> bool:
     """
     of_torch, of_new_group = r"(-(\d+-)?[0-9a-f]{12,})?", r"(\.[0-9a-f]{20})*"
     return "" in (group, run) or bool(re.fullmatch(re.escape(run) + of_torch + of_new_group, group))
+
+
+class Latecomers:
+    """Asks the orchestrator if ranks wait for others that have ended well.
+
+    Ranks that were started again when their group had ended do: it cannot open anew for them.
+
+    Args:
+        group: the run's.
+        env: in which ranks find Allfold.
+    """
+
+    def __init__(self, group: str, env: Mapping[str, str]) -> None:
+        self._group = group
+        self._env = env
+
+    def awaited(self, running: Set[int], ended_well: Set[int]) -> list[int]:
+        """Return those that have ended well and for which all running ranks wait in ``init``.
+
+        There are none if it is not known: the ranks then wait until their own deadline.
+        """
+        try:
+            view = self._view()
+        except AllfoldError:  # no such group, as the script opens none; or nothing answers
+            return []
+        if view.get("phase") != "forming":
+            return []
+        present = {place["rank"] for place in view["present"]}
+        return sorted(ended_well & set(view["missing"])) if running <= present else []
+
+    def _view(self) -> dict[str, Any]:
+        path = f"/v1/groups/{quote(self._group, safe='')}"
+        secret = token(environment=self._env)
+        return ask_replicas(
+            orchestrators(self._env.get("ALLFOLD_ORCHESTRATOR_URL")),
+            lambda url: get_json(url + path, secret, seconds=_VIEW_SECONDS),
+        )
