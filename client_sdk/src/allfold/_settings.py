@@ -15,7 +15,7 @@ from allfold._options import checked_seconds, checked_wire
 from allfold_core.codecs import Wire
 from allfold_core.errors import InvalidArgument
 from allfold_core.group_key import checked_key
-from allfold_core.plan import Joins, OnLoss
+from allfold_core.group_options import Joins, OnLoss
 from allfold_core.schedules.registry import parse_overrides
 from allfold_core.wire.local_wire import default_socket
 

@@ -133,4 +133,4 @@ def _ranks_here(group: Group) -> list[int]:
 
 
 def _is_elastic(group: Group) -> bool:
-    return group.plan.max_world is not None
+    return group.plan.options.is_elastic

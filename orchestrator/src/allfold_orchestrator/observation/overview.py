@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from allfold_core.figures import GroupFigures, link_figures
+from allfold_core.group_options import NAMES
 from allfold_core.in_flight import (
     Membership,
     OpInFlight,
@@ -19,6 +20,7 @@ from allfold_orchestrator.observation.agents import AgentAnswer
 from allfold_orchestrator.observation.drawing import draw
 from allfold_orchestrator.observation.sentences import group_sentence, headline, worth_saying
 from allfold_orchestrator.observation.series import RECENT_SECONDS, Series, figures_of
+from allfold_orchestrator.wire import GroupView
 
 MAX_RANKED = 32
 """So many ranks are in the ranking of the slowest."""
@@ -172,11 +174,7 @@ _KEPT = (
     "phase",
     "epoch",
     "world_size",
-    "timeout",
-    "strategies",
-    "on_loss",
-    "min_world",
-    "max_world",
+    *(name for name in NAMES if name in GroupView.model_fields),
     "present",
     "missing",
     "left",

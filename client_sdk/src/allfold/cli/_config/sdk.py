@@ -23,7 +23,7 @@ from allfold.cli._config.setting import (
 )
 from allfold_core.errors import InvalidArgument
 from allfold_core.group_key import checked_key
-from allfold_core.plan import OnLoss
+from allfold_core.group_options import OnLoss
 from allfold_core.schedules.registry import parse_overrides
 from allfold_core.security.tls import DEFAULT_NAME
 from allfold_core.wire.local_wire import default_socket
