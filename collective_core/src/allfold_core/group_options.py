@@ -41,8 +41,9 @@ class GroupOptions:
         min_world: the group runs no op with fewer ranks than this.
         max_world: ranks may join the running group up to this number; ``None``: no rank may join.
         joins: when they may join.
-        join_timeout: seconds for which ops wait for ranks to join, if fewer than ``min_world`` are
-            left in an elastic group. Ranks may differ in it: that of the first one counts.
+        join_timeout: seconds for the registration of a rank, and for which ops wait for ranks to
+            join, if fewer than ``min_world`` are left in an elastic group. Ranks may differ in it:
+            for ops, that of the first one counts.
         key: on a rank, the key that ranks need to join; from its agent on, the digest of the key,
             see :mod:`allfold_core.group_key`. Empty if they need none.
     """

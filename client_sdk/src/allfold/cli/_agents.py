@@ -9,8 +9,8 @@ from collections.abc import Iterable
 import click
 
 from allfold._agent_socket import RETRY_SECONDS, connect, nobody_listens
-from allfold._options import checked_seconds
 from allfold.cli._processes import Interrupts, wait_for
+from allfold_core.group_options import checked_seconds
 
 PATIENCE_SECONDS = 5.0
 """The time in which an agent must listen, unless ``ALLFOLD_INIT_TIMEOUT`` is set."""
