@@ -41,7 +41,7 @@ def _has_lives(_: object, lives: Any, *__: object) -> bool:
 
 
 def _is_later_term(_: int, __: str, record: TermRecord) -> bool:
-    return record.term.number > 1
+    return record.term.number > record.epoch
 
 
 STEPS: dict[str, tuple[Any, str, Callable[..., bool]]] = {

@@ -98,6 +98,19 @@ def test_a_reader_that_is_slow_makes_the_writer_wait(transport: Transport) -> No
         assert len(received(other)) == sent
 
 
+def test_what_waits_for_a_slow_reader_is_kept_while_other_tunnels_move(
+    transport: Transport,
+) -> None:
+    with tunnel(transport) as (one, other), tunnel(transport) as (second, its_peer):
+        sent = fill(one, b"a")
+        with ThreadPoolExecutor(1) as pool:
+            writing = pool.submit(second.sendall, b"b" * (4 << 20))
+            assert read_exactly(its_peer, 4 << 20) == b"b" * (4 << 20)
+            writing.result(SECONDS)
+        one.shutdown(socket.SHUT_WR)
+        assert received(other) == b"a" * sent
+
+
 def test_what_was_written_arrives_though_its_writer_has_closed(transport: Transport) -> None:
     with tunnel(transport) as (one, other):
         one.sendall(b"x" * 300_000)
@@ -157,13 +170,13 @@ def test_the_last_words_before_the_end_of_an_agent_arrive(tmp_path: Path) -> Non
     staying.close()
 
 
-def fill(end: socket.socket) -> int:
+def fill(end: socket.socket, byte: bytes = b"\0") -> int:
     """Write until nothing moves any more; how much was taken."""
     end.setblocking(False)
     sent, stuck = 0, monotonic() + STUCK_SECONDS
     while monotonic() < stuck:
         try:
-            sent += end.send(bytes(1 << 16))
+            sent += end.send(byte * (1 << 16))
             stuck = monotonic() + STUCK_SECONDS
         except BlockingIOError:
             time.sleep(0.01)

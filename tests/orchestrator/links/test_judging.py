@@ -17,6 +17,7 @@ from allfold_orchestrator.links.jury_runner import JuryRunner
 from allfold_orchestrator.links.known_terms import KnownTerms
 from allfold_orchestrator.links.link import Connected
 from allfold_orchestrator.membership import jury
+from allfold_orchestrator.membership.cases import Charge
 from allfold_orchestrator.membership.group_state import Life
 from allfold_orchestrator.membership.jury import Evict
 from allfold_orchestrator.membership.term_record import StoreLife
@@ -121,7 +122,7 @@ async def test_a_life_ends_also_in_a_group_that_members_bring_back_while_it_is_e
         ended.append(groups)
         if len(ended) == 1:
             terms.replace("train", record(a="1", b="1"))
-            runner.accuse(("a", "1"), ("b", "1"), jury.Charge.REFUSED, terms.lives, 0.0)
+            runner.accuse(("a", "1"), ("b", "1"), Charge.REFUSED, terms.lives, 0.0)
 
     refuses = AsyncMock(return_value=Dialled.REFUSED)
     parts = Mock(clear_up=clear_up), terms, Connected(), refuses, AsyncMock(), Event()
