@@ -79,7 +79,7 @@ times: .venv/.installed-dev ## run every test and write the time that each takes
 	@$(PYTEST) -m "not clients" --write-times tests
 
 chaos: .venv/.installed-dev ## ten minutes of faults and churn on real processes; every op is compared afterwards
-	@$(BIN)/python -m tests.chaos --seconds 600 $(CHAOS_ARGS)
+	@$(BIN)/python -m chaos --seconds 600 $(CHAOS_ARGS)
 
 simulate: .venv/.installed-dev ## an hour of stories of faults in one process, on virtual time; the first that goes wrong is shown
 	@$(BIN)/python -m tests.simulator --seconds 3600 $(SIMULATE_ARGS)
@@ -112,8 +112,8 @@ lint: .venv/.installed-dev ## check style, format and the layers of the packages
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports --no-logo --cache-dir .ruff_cache/imports
 
-types: .venv/.installed-dev ## check the types of the packages, tests, examples and benchmarks
-	@$(BIN)/mypy $(SOURCES) tests examples benchmarks
+types: .venv/.installed-dev ## check the types of the packages, tests, examples, benchmarks and chaos
+	@$(BIN)/mypy $(SOURCES) tests examples benchmarks chaos
 
 docs: .venv/.installed-dev ## write again what is made from the code: tables of docs/, the dashboard
 	@$(BIN)/python -m tests.made_files

@@ -8,12 +8,12 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from allfold_cluster.network import why_not
+from allfold_cluster.signals import end_in_order
 from allfold_core.errors import AllfoldError
 from benchmarks import machine, options, requirements, results, runs, table
 from benchmarks.devices import CPU
-from benchmarks.endings import end_in_order
 from benchmarks.errors import BenchmarkFailed
-from benchmarks.network import why_not
 from benchmarks.options import Options
 from benchmarks.results import LOOPBACK, Report, Result
 from benchmarks.scale import report as scale_report

@@ -1,6 +1,6 @@
 """The children of a benchmark: what all processes that it starts have in common.
 
-They are started, watched and ended by :mod:`allfold.cli._processes`, as those of ``allfold run``.
+They are started, watched and ended by :mod:`allfold_cluster.processes`, as ranks are.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import os
 import sys
 from pathlib import Path
 
+from allfold_cluster.environment import clean_environment
+
 ROOT = Path(__file__).parents[1]
-# What a surrounding launcher may have left.
-_FOREIGN = (
-    *("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC", "PMI_", "OMPI_", "SLURM_"),
-    *("ALLFOLD_RANK", "ALLFOLD_WORLD_SIZE", "ALLFOLD_GROUP", "ALLFOLD_SOCKET"),
-)
+_OF_ANOTHER_JOB = ("ALLFOLD_RANK", "ALLFOLD_WORLD_SIZE", "ALLFOLD_GROUP", "ALLFOLD_SOCKET")
+# Locks are checked in tests, and cost time.
+_OF_TESTS = ("ALLFOLD_CHECK_LOCKS",)
 
 
 def python(module: str, *arguments: str) -> list[str]:
@@ -24,7 +24,7 @@ def python(module: str, *arguments: str) -> list[str]:
 
 def environment() -> dict[str, str]:
     """Children find this package, share the cores fairly, and see no other job."""
-    ours = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
+    ours = clean_environment(*_OF_ANOTHER_JOB, *_OF_TESTS)
     # The examples are programs, not a package.
     path = [str(ROOT), str(ROOT / "examples"), *filter(None, [ours.get("PYTHONPATH")])]
     return ours | {

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Self
 
-from allfold.cli._processes import Child, HasFileno, stop_all, wait_for
+from allfold_cluster.processes import Child, HasFileno, stop_all, wait_for
 from benchmarks.children import environment, python
 from benchmarks.control import Line, Message
 from benchmarks.errors import BenchmarkFailed

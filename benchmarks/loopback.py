@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from allfold.cli._stack import LocalStack
+from allfold_cluster import Cluster
 from benchmarks.conductor import Budget, Conductor
 from benchmarks.devices import CPU
 from benchmarks.errors import BenchmarkFailed
@@ -22,36 +22,34 @@ def loopback(
     libraries: Sequence[str],
     budget: Budget,
     device: str = CPU,
-    stack: LocalStack | None = None,
+    cluster: Cluster | None = None,
 ) -> Iterator[Conductor]:
     """The ranks of a shape, ready to be measured; nothing is left of them afterwards.
 
     Args:
-        stack: the services, if they are started in another way than usual.
+        cluster: the services, if they are started in another way than usual.
     """
-    with (
-        stack or LocalStack(shape.nodes) as stack,
-        telling(stack),
-        Fleet(shape.world, mpi="mpich" in libraries) as fleet,
-    ):
-        paths = join(fleet, shape, libraries, stack, "lo", device)
-        agents = [service.pid for service in stack.services[1:]]
-        yield Conductor(fleet, agents, budget, paths[0])
-        fleet.leave()
+    with cluster or Cluster() as cluster:
+        cluster.start(shape.nodes)
+        with telling(cluster), Fleet(shape.world, mpi="mpich" in libraries) as fleet:
+            paths = join(fleet, shape, libraries, cluster, "lo", device)
+            agents = [agent.pid for agent in cluster.agents.values()]
+            yield Conductor(fleet, agents, budget, paths[0])
+            fleet.leave()
 
 
 def join(
     fleet: Fleet,
     shape: Shape,
     libraries: Sequence[str],
-    stack: LocalStack,
+    cluster: Cluster,
     interface: str,
     device: str = CPU,
 ) -> list[str]:
     """Let the ranks open their groups; how their agents reach their tensors.
 
     Args:
-        stack: the agents.
+        cluster: the agents.
         interface: the network interface that Gloo uses.
     """
     common = {"ALLFOLD_GROUP": f"bench-{secrets.token_hex(4)}", "GLOO_SOCKET_IFNAME": interface}
@@ -64,18 +62,16 @@ def join(
         "store": str(fleet.folder / "gloo"),
         "seconds": OP_SECONDS,
     }
-    environments = [stack.environment(rank // shape.per_node) for rank in range(shape.world)]
+    nodes = [f"node{rank // shape.per_node}" for rank in range(shape.world)]
+    environments = [cluster.environment(node) for node in nodes]
     answers = fleet.ask_each([message | {"environment": each | common} for each in environments])
     return [answer["path"] for answer in answers]
 
 
 @contextmanager
-def telling(stack: LocalStack) -> Iterator[None]:
+def telling(cluster: Cluster) -> Iterator[None]:
     """Add the services' last output to the error of a benchmark that fails in here."""
     try:
         yield
     except BenchmarkFailed as error:
-        said = [
-            f"{service.name} last wrote:\n{stack.log_tail(service)}" for service in stack.services
-        ]
-        raise BenchmarkFailed("\n".join([str(error), *said])) from error
+        raise BenchmarkFailed(f"{error}\n{cluster.log_tails()}") from error

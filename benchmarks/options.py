@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from allfold_cluster.network import Network
 from benchmarks.devices import CPU, CUDA, DEVICES
 from benchmarks.gpu.sanitizer import TOOLS
-from benchmarks.network import Network
 from benchmarks.plan import (
     BURST,
     DDP,

@@ -6,17 +6,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from allfold_cluster.network import Network
 from benchmarks import memory
 from benchmarks.conductor import Budget, Conductor
 from benchmarks.devices import CUDA, gpus
 from benchmarks.errors import BenchmarkFailed
-from benchmarks.gpu.sanitizer import SanitizedStack
+from benchmarks.gpu.sanitizer import SanitizedCluster
 from benchmarks.loopback import loopback
-from benchmarks.network import Network
-from benchmarks.network.shaped import shaped
 from benchmarks.options import LIMITS, MEMORY, SCALE, Options
 from benchmarks.plan import BURST, DDP, DECODE, DEEPSPEED, PLAIN, THROUGH_TORCH, TOKEN, Case, Shape
 from benchmarks.results import LOOPBACK, Memory, Result
+from benchmarks.shaped import shaped
 from benchmarks.workloads.burst import TENSOR_BYTES, TENSORS
 
 # A model takes a while to step, and to be built for each shape.
@@ -103,11 +103,11 @@ def _ranks(
         with shaped(network, shape, libraries, budget) as found:
             yield found
         return
-    stack = SanitizedStack(shape.nodes, options.sanitize) if options.sanitize else None
-    with loopback(shape, libraries, budget, options.device, stack) as conductor:
+    cluster = SanitizedCluster(options.sanitize) if options.sanitize else None
+    with loopback(shape, libraries, budget, options.device, cluster) as conductor:
         yield conductor, 0.0
-        if stack is not None:
-            stack.require_no_findings()
+        if cluster is not None:
+            cluster.require_no_findings()
 
 
 def _more_cases(options: Options, shape: Shape) -> list[Case]:

@@ -216,10 +216,12 @@ def locks() -> str:
 
 BLOCKS: dict[str, Callable[[], str]] = {
     "locks": locks,
+    "rooms of the services": lambda: rooms("allfold_service"),
     "rooms of the core": lambda: rooms("allfold_core"),
     "rooms of the agent": lambda: rooms("allfold_agent"),
     "rooms of the orchestrator": lambda: rooms("allfold_orchestrator"),
     "rooms of the SDK": lambda: rooms("allfold"),
+    "rooms of the cluster": lambda: rooms("allfold_cluster"),
     "frame header": frame_header,
     "shared range": shared_range,
     "header of a link's message": link_header,

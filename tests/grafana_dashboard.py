@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from allfold_agent.control import catalogue as agent
-from allfold_core.metrics import Metric
 from allfold_orchestrator.http import catalogue as orchestrator
+from allfold_service.metrics import Metric
 
 FILE = Path(__file__).parents[1] / "deploy" / "grafana" / "allfold.json"
 _COLUMNS, _HEIGHT, _STAT_HEIGHT = 24, 8, 4

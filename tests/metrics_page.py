@@ -10,8 +10,8 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from allfold_agent.control import catalogue as of_agent
-from allfold_core.metrics import Metric
 from allfold_orchestrator.http import catalogue as of_orchestrator
+from allfold_service.metrics import Metric
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "metrics.md"

@@ -29,7 +29,7 @@ _BLOCK = re.compile(
 @cache
 def orchestrator() -> Json:
     """The document of the orchestrator's API."""
-    return create_app(Settings(token=cast(Any, "secret"))).openapi()
+    return create_app(Settings(token="secret")).openapi()
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -33,6 +34,26 @@ def test_the_page_lists_every_type_of_frame_and_of_message(
         (name, int(code)) for code, name in re.findall(r"^\| (\d+) \| `(\w+)` \|", TEXT, re.M)
     }
     assert {(kind.name, kind.value) for kind in kinds} <= listed
+
+
+@pytest.mark.parametrize(
+    ("folder", "of", "may"),
+    [
+        ("benchmarks", "tests", None),
+        ("chaos", "tests|benchmarks", None),
+        ("tests", "benchmarks", ROOT / "tests" / "benchmarks"),
+    ],
+)
+def test_tests_and_benchmarks_stand_on_clusters_and_chaos_and_not_on_each_other(
+    folder: str, of: str, may: Path | None
+) -> None:
+    sources = list((ROOT / folder).rglob("*.py"))
+    found = [
+        str(path)
+        for path in sources
+        if path.parent != may and re.search(rf"^\s*(from|import) ({of})\b", path.read_text(), re.M)
+    ]
+    assert (found, len(sources) > 10) == ([], True)
 
 
 def test_the_page_lists_every_module_of_the_sdk_that_has_a_lock() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from allfold.cli._processes import Child, stop_all, wait_for
+from allfold_cluster.processes import Child, stop_all, wait_for
 from tests.support.processes.forked import Forked, ForkServer, start_module
 from tests.support.waiting import wait_until
 

@@ -11,16 +11,17 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from allfold_cluster.network import Network, why_not
+from allfold_cluster.signals import end_in_order
+from allfold_core.errors import AllfoldError
 from benchmarks import machine
-from benchmarks.diagnosis.cluster import Cluster
 from benchmarks.diagnosis.cost import measure_cost
 from benchmarks.diagnosis.faults import FAULTS
 from benchmarks.diagnosis.healthy import watch_healthy
 from benchmarks.diagnosis.scoring import Score, Trial
+from benchmarks.diagnosis.training import Training
 from benchmarks.diagnosis.trials import run_trials
-from benchmarks.endings import end_in_order
 from benchmarks.errors import BenchmarkFailed
-from benchmarks.network import Network, why_not
 
 IN_TIME_SECONDS = 2.0
 _HELP = """\
@@ -68,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             told["healthy"] = _watch(options)
         if options.cost:
             told["cost"] = _measure(options)
-    except BenchmarkFailed as error:
+    except (BenchmarkFailed, AllfoldError) as error:
         sys.exit(f"benchmarks.diagnosis: {error}")
     if options.json:
         options.json.write_text(json.dumps(told, indent=1) + "\n")
@@ -106,15 +107,15 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     return found
 
 
-def cluster_of(options: Options) -> Cluster:
-    """Return the cluster of a run, which is not started yet."""
+def training_of(options: Options) -> Training:
+    """Return the training of a run, which is not started yet."""
     network = Network.parse(options.network)
-    return Cluster(options.nodes, options.per_node, network, options.step_ms / 1e3)
+    return Training(options.nodes, options.per_node, network, options.step_ms / 1e3)
 
 
 def _inject(options: Options) -> list[Trial]:
-    with cluster_of(options) as cluster:
-        trials = run_trials(cluster, options.chosen, options.faults, options.seed, _print_trial)
+    with training_of(options) as training:
+        trials = run_trials(training, options.chosen, options.faults, options.seed, _print_trial)
     score = Score(trials)
     _print_table(score)
     _print_matrix(score)
@@ -157,8 +158,8 @@ def _print_matrix(score: Score) -> None:
 
 
 def _watch(options: Options) -> list[dict[str, object]]:
-    with cluster_of(options) as cluster:
-        alarms = watch_healthy(cluster, options.healthy, options.burners)
+    with training_of(options) as training:
+        alarms = watch_healthy(training, options.healthy, options.burners)
     for each in alarms:
         print(f"! false alarm: {each['cause']}: {each['sentence']}")
     print(

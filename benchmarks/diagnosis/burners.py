@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from allfold.cli._processes import Child, stop_all
+from allfold_cluster.processes import Child, stop_all
 
 _BURN = "while True: pass"
 

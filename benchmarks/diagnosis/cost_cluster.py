@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from contextlib import ExitStack
 from typing import IO, Self, cast
 
+from allfold_cluster import Cluster
 from benchmarks.children import environment, python
 from benchmarks.errors import BenchmarkFailed
-from tests.support.processes.services import Services
 
 _SECONDS = 60.0
 
@@ -36,37 +35,33 @@ class CostCluster:
     def __enter__(self) -> Self:
         with ExitStack() as ending:
             for observer, ranks in self._ranks.items():
-                services = ending.enter_context(Services(threads=1))
+                cluster = ending.enter_context(
+                    Cluster(
+                        env=environment() | {"ALLFOLD_AGENT_THREADS": "1"},
+                        agent_variables={"ALLFOLD_AGENT_OBSERVER": observer},
+                    )
+                )
                 ending.callback(_end, ranks)
-                self._start(services, observer, ranks)
+                self._start(cluster, ranks)
             self._ending = ending.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ending.close()
 
-    def _start(
-        self, services: Services, observer: str, ranks: list[subprocess.Popen[bytes]]
-    ) -> None:
+    def _start(self, cluster: Cluster, ranks: list[subprocess.Popen[bytes]]) -> None:
         nodes, per_node = self._shape
-        services.variables = {
-            "ALLFOLD_CHECK_LOCKS": "0",
-            "PYTHONPATH": environment()["PYTHONPATH"],
-        }
-        services.agent_variables = {"ALLFOLD_AGENT_OBSERVER": observer}
-        names = [f"node{number}" for number in range(nodes)]
-        services.start_orchestrator()
-        services.start_agents(*names)
+        cluster.start(nodes)
         for rank in range(nodes * per_node):
             told = {
-                "agent": services.socket_of(names[rank // per_node]),
+                "agent": cluster.socket_of(f"node{rank // per_node}"),
                 "rank": rank,
                 "world": nodes * per_node,
             }
             ranks.append(
                 subprocess.Popen(
                     python("benchmarks.diagnosis.cost_rank", json.dumps(told)),
-                    env=os.environ | services.environment(),
+                    env=cluster.env,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                 )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from allfold.cli._processes import Child
+from allfold_cluster.processes import Child
 from allfold_core.incident import (
     STORE,
     Cause,
@@ -21,8 +21,8 @@ from allfold_core.incident import (
     rank_culprit,
 )
 from benchmarks.diagnosis.burners import end_burners, start_burners
-from benchmarks.diagnosis.cluster import Cluster
 from benchmarks.diagnosis.scoring import Expected
+from benchmarks.diagnosis.training import Training
 
 # Longer than the time in which a fault is to be named.
 LASTS_SECONDS = 4.0
@@ -30,13 +30,13 @@ LASTS_SECONDS = 4.0
 
 @dataclass
 class Fault(ABC):
-    """One fault of a cluster.
+    """One fault of a training.
 
     Attributes:
         ends_job: the training does not survive it.
     """
 
-    cluster: Cluster
+    training: Training
     random: random.Random
     ends_job = False
 
@@ -51,15 +51,15 @@ class Fault(ABC):
 
     def rank(self) -> int:
         """Return some rank."""
-        return self.random.randrange(self.cluster.world)
+        return self.random.randrange(self.training.world)
 
     def node(self) -> str:
         """Return some node."""
-        return self.random.choice(self.cluster.nodes)
+        return self.random.choice(self.training.nodes)
 
     def of_rank(self, cause: Cause, rank: int, *effects: str) -> Expected:
         """Return the incident that is expected of a rank."""
-        culprit = rank_culprit(rank, self.cluster.node_of(rank))
+        culprit = rank_culprit(rank, self.training.node_of(rank))
         return expected(cause, [culprit], effects or ("hang",))
 
 
@@ -77,7 +77,7 @@ class LateRank(Fault):
 
     def inject(self) -> Expected:
         rank = self.rank()
-        self.cluster.tell(rank, "late", LASTS_SECONDS)
+        self.training.tell(rank, "late", LASTS_SECONDS)
         return self.of_rank(Cause.LATE_RANK, rank)
 
 
@@ -88,11 +88,11 @@ class StoppedRank(Fault):
 
     def inject(self) -> Expected:
         self.chosen = self.rank()
-        self.cluster.ranks[self.chosen].signal(signal.SIGSTOP)
+        self.training.ranks[self.chosen].signal(signal.SIGSTOP)
         return self.of_rank(Cause.STOPPED_RANK, self.chosen)
 
     def lift(self) -> None:
-        self.cluster.ranks[self.chosen].signal(signal.SIGCONT)
+        self.training.ranks[self.chosen].signal(signal.SIGCONT)
 
 
 class LockedRank(Fault):
@@ -100,7 +100,7 @@ class LockedRank(Fault):
 
     def inject(self) -> Expected:
         rank = self.rank()
-        self.cluster.tell(rank, "lock", LASTS_SECONDS)
+        self.training.tell(rank, "lock", LASTS_SECONDS)
         return self.of_rank(Cause.LOCKED_RANK, rank)
 
 
@@ -111,7 +111,7 @@ class KilledRank(Fault):
 
     def inject(self) -> Expected:
         rank = self.rank()
-        self.cluster.ranks[rank].signal(signal.SIGKILL)
+        self.training.ranks[rank].signal(signal.SIGKILL)
         return self.of_rank(Cause.EXITED_RANK, rank, "failed")
 
 
@@ -122,7 +122,7 @@ class FailedRank(Fault):
 
     def inject(self) -> Expected:
         rank = self.rank()
-        self.cluster.tell(rank, "raise")
+        self.training.tell(rank, "raise")
         return self.of_rank(Cause.EXITED_RANK, rank, "failed")
 
 
@@ -134,7 +134,7 @@ class WrongShape(Fault):
     def inject(self) -> Expected:
         # Of a tie it could not be said who is right.
         rank = self.rank()
-        self.cluster.tell(rank, self.order)
+        self.training.tell(rank, self.order)
         return self.of_rank(Cause.WRONG_CALL, rank, "failed")
 
 
@@ -149,7 +149,7 @@ class SlowRank(Fault):
 
     def inject(self) -> Expected:
         rank = self.rank()
-        self.cluster.tell(rank, "slow", LASTS_SECONDS)
+        self.training.tell(rank, "slow", LASTS_SECONDS)
         return self.of_rank(Cause.SLOW_RANK, rank, "slow")
 
 
@@ -178,7 +178,7 @@ class SlowCpu(Fault):
 
     def _give_priority(self, nice: int) -> None:
         """Set the niceness of the rank, and of its session, by which the kernel may go instead."""
-        pid = self.cluster.ranks[self.chosen].pid
+        pid = self.training.ranks[self.chosen].pid
         for thread in self._threads():
             os.setpriority(os.PRIO_PROCESS, thread, nice)
         session = Path("/proc", str(pid), "autogroup")
@@ -186,7 +186,7 @@ class SlowCpu(Fault):
             session.write_text(str(nice))
 
     def _threads(self) -> list[int]:
-        tasks = Path("/proc", str(self.cluster.ranks[self.chosen].pid), "task")
+        tasks = Path("/proc", str(self.training.ranks[self.chosen].pid), "task")
         return [int(each.name) for each in tasks.iterdir()]
 
 
@@ -197,16 +197,16 @@ class SlowLink(Fault):
 
     def inject(self) -> Expected:
         self.chosen = self.node()
-        self.cluster.limit(self.chosen, "100mbit")
+        self.training.limit(self.chosen, "100mbit")
         return expected(Cause.SLOW_LINK, self.links(), ["slow"])
 
     def links(self) -> list[Culprit]:
         """Return the links from the node: it has one cable."""
-        others = [node for node in self.cluster.nodes if node != self.chosen]
+        others = [node for node in self.training.nodes if node != self.chosen]
         return [link_culprit(self.chosen, node) for node in others]
 
     def lift(self) -> None:
-        self.cluster.unlimit(self.chosen)
+        self.training.unlimit(self.chosen)
 
 
 class LossyLink(SlowLink):
@@ -214,11 +214,11 @@ class LossyLink(SlowLink):
 
     def inject(self) -> Expected:
         self.chosen = self.node()
-        self.cluster.lose_packets(self.chosen, percent=5)
+        self.training.lose_packets(self.chosen, percent=5)
         return expected(Cause.LOSSY_LINK, self.links(), ["slow"])
 
     def lift(self) -> None:
-        self.cluster.lose_no_packets()
+        self.training.lose_no_packets()
 
 
 class DeadAgent(Fault):
@@ -229,12 +229,12 @@ class DeadAgent(Fault):
 
     def inject(self) -> Expected:
         self.chosen = self.node()
-        self.cluster.agent(self.chosen).signal(signal.SIGKILL)
+        self.training.agent(self.chosen).signal(signal.SIGKILL)
         return expected(Cause.LOST_NODE, [node_culprit(self.chosen)], ["failed"])
 
     def lift(self) -> None:
-        self.cluster.end_job()
-        self.cluster.restart_agent(self.chosen)
+        self.training.end_job()
+        self.training.restart_agent(self.chosen)
 
 
 class StoppedAgent(DeadAgent):
@@ -242,7 +242,7 @@ class StoppedAgent(DeadAgent):
 
     def inject(self) -> Expected:
         self.chosen = self.node()
-        self.cluster.agent(self.chosen).signal(signal.SIGSTOP)
+        self.training.agent(self.chosen).signal(signal.SIGSTOP)
         return expected(Cause.SILENT_NODE, [node_culprit(self.chosen)], ["failed"])
 
 
@@ -253,7 +253,7 @@ class FullDisk(Fault):
 
     def inject(self) -> Expected:
         rank = self.rank()
-        self.cluster.tell(rank, "disk")
+        self.training.tell(rank, "disk")
         return self.of_rank(Cause.DISK_FULL, rank, "failed")
 
 
@@ -264,7 +264,7 @@ class NoMemory(Fault):
 
     def inject(self) -> Expected:
         rank = self.rank()
-        self.cluster.tell(rank, "memory")
+        self.training.tell(rank, "memory")
         return self.of_rank(Cause.OUT_OF_MEMORY, rank, "failed")
 
 
@@ -272,11 +272,11 @@ class FullStore(Fault):
     """The orchestrator's Redis has no memory left."""
 
     def inject(self) -> Expected:
-        self.cluster.redis_command("config", "set", "maxmemory", "1")
+        self.training.redis_command("config", "set", "maxmemory", "1")
         return expected(Cause.STORE_FAILED, [STORE], ["hang"])
 
     def lift(self) -> None:
-        self.cluster.redis_command("config", "set", "maxmemory", "0")
+        self.training.redis_command("config", "set", "maxmemory", "0")
 
 
 FAULTS: dict[str, type[Fault]] = {

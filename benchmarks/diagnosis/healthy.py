@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from allfold.cli._processes import wait_for
+from allfold_cluster.processes import wait_for
 from benchmarks.diagnosis.burners import end_burners, start_burners
-from benchmarks.diagnosis.cluster import Cluster
+from benchmarks.diagnosis.training import Training
 from benchmarks.errors import BenchmarkFailed
 
 
-def watch_healthy(cluster: Cluster, seconds: float, burners: int) -> list[dict[str, Any]]:
+def watch_healthy(training: Training, seconds: float, burners: int) -> list[dict[str, Any]]:
     """Train for some time beside busy processes; return the incidents that were reported."""
-    known = {each["id"] for each in cluster.incidents()}
-    cluster.start_job()
+    known = {each["id"] for each in training.incidents()}
+    training.start_job()
     busy = start_burners(burners)
     try:
-        wait_for(cluster.watched, seconds)
-        if not cluster.is_whole:
+        wait_for(training.watched, seconds)
+        if not training.is_whole:
             raise BenchmarkFailed(
-                f"a rank of the healthy training ended\n{cluster.services.log_tails()}"
+                f"a rank of the healthy training ended\n{training.cluster.log_tails()}"
             )
-        return [each for each in cluster.incidents() if each["id"] not in known]
+        return [each for each in training.incidents() if each["id"] not in known]
     finally:
         end_burners(busy)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 
+from allfold_core.errors import AllfoldError
 from benchmarks import machine
 from benchmarks.errors import BenchmarkFailed
 from benchmarks.faults import cost, losses, reform, steady
@@ -42,7 +43,7 @@ def main() -> None:
             row = replace(measured, load=os.getloadavg()[0])
             found.append(row)
             _print(*line_of(row))
-    except BenchmarkFailed as error:
+    except (BenchmarkFailed, AllfoldError) as error:
         sys.exit(f"benchmarks.faults: {error}")
     finally:
         if options.json:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from benchmarks.faults.changes import read_changes
 from benchmarks.faults.measuring import await_all
-from tests.chaos.faults import Fault, Kind
-from tests.chaos.fleet import Fleet, RankProcess
-from tests.chaos.injector import Done, Injector
-from tests.chaos.records import RankLog
+from chaos.faults import Fault, Kind
+from chaos.fleet import Fleet, RankProcess
+from chaos.injector import Done, Injector
+from chaos.records import RankLog
 
 PROGRAM = "benchmarks.faults.allfold_rank"
 # As a user runs them: locks are not checked, as they are in whatever imports the tests.
@@ -39,9 +39,9 @@ class Allfold:
 
     def start(self, seed: int) -> None:
         """Begin a life: a new group, of new processes."""
-        if self._fleet.services.orchestrator_ended:
+        if self._fleet.cluster.orchestrator_ended:
             self._fleet.redis.start()
-            self._fleet.services.start_orchestrator()
+            self._fleet.cluster.start_orchestrator()
         self._fleet.start_agents()
         self._lost = set()
         self._injector = Injector(self._fleet)
@@ -58,8 +58,8 @@ class Allfold:
 
     def fault(self, draw: float) -> Done:
         """Take a rank or a node away."""
-        if self._away and not self._fleet.services.orchestrator_ended:
-            self._fleet.services.kill_orchestrator()
+        if self._away and not self._fleet.cluster.orchestrator_ended:
+            self._fleet.cluster.kill_orchestrator()
             self._fleet.redis.stop()
         self._injector.inject(Fault(self._kind, 0.0, 0.0, draw, 0.0))
         done = self._injector.done[-1]

@@ -17,7 +17,7 @@ import numpy as np
 import allfold
 from allfold_core.errors import AgentLost, AllfoldError
 from benchmarks.faults.changes import ALL_VARIABLE, BYTES_VARIABLE, NUMEL, ChangeLog
-from tests.chaos.rank_program import Orders
+from chaos.rank_program import Orders
 
 # So many failures in a row, and the rank takes its group for broken.
 _PATIENCE = 20

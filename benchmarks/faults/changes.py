@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from time import monotonic
 
-from tests.chaos.records import FINISHED, RankLog, Record, Writer, read
-from tests.chaos.script import WORLD
+from chaos.records import FINISHED, RankLog, Record, Writer, read
+from chaos.script import WORLD
 
 NUMEL = 1024
 """Elements of float32 in every op: 4 KiB."""

@@ -10,8 +10,8 @@ from benchmarks.faults.allfold_contestant import PROGRAM, VARIABLES, Allfold
 from benchmarks.faults.measuring import Row, Sample, row_of, samples
 from benchmarks.faults.options import Options
 from benchmarks.faults.torch_contestants import TorchContestant, why_not
-from tests.chaos.faults import Kind
-from tests.chaos.fleet import Fleet, fleet
+from chaos.faults import Kind
+from chaos.fleet import Fleet, fleet
 
 
 @dataclass(frozen=True)
@@ -87,5 +87,5 @@ def _has_ours(library: str) -> bool:
 
 def _variables(ours: Fleet) -> list[dict[str, str]]:
     """Return the environment of each rank: it is alone with its agent."""
-    services = ours.services
-    return [services.environment() | {"ALLFOLD_SOCKET": services.socket_of(n)} for n in ours.nodes]
+    services = ours.cluster
+    return [services.env | {"ALLFOLD_SOCKET": services.socket_of(n)} for n in ours.nodes]

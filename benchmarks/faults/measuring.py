@@ -11,9 +11,9 @@ from random import Random
 from typing import Any, Protocol
 
 from benchmarks.figures import percentile
-from tests.chaos.injector import Done
-from tests.chaos.records import RankLog
-from tests.chaos.report import recovery
+from chaos.injector import Done
+from chaos.records import RankLog
+from chaos.report import recovery
 
 _GAP_SECONDS = (0.1, 0.4)
 _LOOK_AGAIN_SECONDS = 0.02

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.faults.torch_contestants import PEERS
-from tests.chaos.judge import RAISE, SHRINK
+from chaos.judge import RAISE, SHRINK
 
 ROWS = (
     *("kill-rank", "kill-agent", "stop-agent", "part", "away"),

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from allfold.cli._processes import Child, stop_all, wait_for
-from allfold.cli._stack import LocalStack
+from allfold_cluster import Cluster
+from allfold_cluster.processes import Child, stop_all, wait_for
 from benchmarks.children import environment, python
 from benchmarks.errors import BenchmarkFailed
 from benchmarks.faults.measuring import Row, statistics_of
@@ -23,8 +23,10 @@ _SECONDS = 240.0
 
 def rows(options: Options) -> Iterator[Row]:
     """Measure Allfold, and Gloo if it takes part."""
-    with LocalStack(_NODES) as stack:
-        places = [stack.environment(seat * _NODES // MEMBERS) for seat in range(MEMBERS)]
+    with Cluster() as cluster:
+        cluster.start(_NODES)
+        nodes = [f"node{seat * _NODES // MEMBERS}" for seat in range(MEMBERS)]
+        places = [cluster.environment(node) for node in nodes]
         yield _row("allfold", f"{_NODES}x{MEMBERS // _NODES}", places)
     if "gloo" in options.peers:
         if reason := why_not("gloo"):

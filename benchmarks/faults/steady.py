@@ -13,7 +13,7 @@ from itertools import permutations
 from pathlib import Path
 from random import Random
 
-from allfold.cli._processes import Child, stop_all
+from allfold_cluster.processes import Child, stop_all
 from allfold_core.group_options import GroupOptions
 from allfold_core.plan import Plan
 from allfold_core.pricing.arrange import bandwidth_bound
@@ -24,8 +24,8 @@ from benchmarks.faults.changes import ALL_VARIABLE, BYTES_VARIABLE, read_changes
 from benchmarks.faults.measuring import Row, await_all, statistics_of
 from benchmarks.faults.options import Options
 from benchmarks.plan import MIB
-from tests.chaos.fleet import Fleet, fleet
-from tests.chaos.records import RankLog
+from chaos.fleet import Fleet, fleet
+from chaos.records import RankLog
 
 _BEGIN_SECONDS = 60.0
 _RESET_BYTES = 16 * MIB
@@ -122,7 +122,7 @@ def _await_layout(found: Fleet, patience: float) -> Order | None:
     since, before = time.monotonic(), ""
     deadline = since + patience
     while time.monotonic() < deadline:
-        groups = [each for node in found.nodes for each in found.services.status(node)["groups"]]
+        groups = [each for node in found.nodes for each in found.cluster.status(node)["groups"]]
         layouts = {str(each["layout"]) for each in groups}
         told = layouts.pop() if len(layouts) == 1 else ""
         if told != before:

@@ -15,16 +15,16 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Self
 
-from allfold.cli._processes import Child, stop_all
+from allfold_cluster.processes import Child, stop_all
 from benchmarks.children import environment, python
 from benchmarks.errors import BenchmarkFailed
 from benchmarks.faults.changes import read_changes
 from benchmarks.faults.measuring import await_all
 from benchmarks.faults.torch_ranks import TorchOrders
 from benchmarks.usage import peak_bytes
-from tests.chaos.faults import Kind
-from tests.chaos.injector import Done
-from tests.chaos.records import RankLog
+from chaos.faults import Kind
+from chaos.injector import Done
+from chaos.records import RankLog
 
 _FIRST_OP_SECONDS = 90.0
 # For so many milliseconds a quorum waits for replicas whose heartbeats have not stopped for 5 s:

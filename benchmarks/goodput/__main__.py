@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from allfold_core.errors import AllfoldError
 from benchmarks import machine
 from benchmarks.errors import BenchmarkFailed
 from benchmarks.goodput.accounts import Phase, Stalls, goodput
-from benchmarks.goodput.cluster import Cluster
+from benchmarks.goodput.training import Training
 
 TO_REACH = 0.97
 _HELP = """\
@@ -97,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(_HEADER, flush=True)
     try:
         outcome = measure(options)
-    except BenchmarkFailed as error:
+    except (BenchmarkFailed, AllfoldError) as error:
         sys.exit(f"benchmarks.goodput: {error}")
     _print(outcome, options)
     if options.json:
@@ -139,24 +140,24 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
 
 def measure(options: Options) -> Outcome:
     """Run the training, first undisturbed, then with faults."""
-    with Cluster(options.nodes, options.step_ms / 1e3, options.kib << 10) as cluster:
-        cluster.await_all()
+    with Training(options.nodes, options.step_ms / 1e3, options.kib << 10) as training:
+        training.await_all()
         began = time.monotonic()
-        cluster.watch(options.undisturbed)
+        training.watch(options.undisturbed)
         disturbed = time.monotonic()
         kills = []
         for number in range(options.faults):
             # In the middle of its period: so the last one, too, counts with all that it costs.
-            _watch_until(cluster, disturbed + (number + 0.5) * options.every)
-            cluster.await_all()
+            _watch_until(training, disturbed + (number + 0.5) * options.every)
+            training.await_all()
             kills.append(time.monotonic())
             # One node after the other: also the one that leads the decisions on losses.
-            node = cluster.nodes[number % options.nodes]
-            cluster.kill(node, with_agent=options.kill == "agent")
-        _watch_until(cluster, disturbed + options.faults * options.every)
-        cluster.await_all()
+            node = training.nodes[number % options.nodes]
+            training.kill(node, with_agent=options.kill == "agent")
+        _watch_until(training, disturbed + options.faults * options.every)
+        training.await_all()
         ended = time.monotonic()
-        logs = cluster.logs()
+        logs = training.logs()
     undisturbed = Phase.of(logs, began, disturbed)
     replacements = logs[options.nodes :]
     return Outcome(
@@ -167,8 +168,8 @@ def measure(options: Options) -> Outcome:
     )
 
 
-def _watch_until(cluster: Cluster, due: float) -> None:
-    cluster.watch(max(0.0, due - time.monotonic()))
+def _watch_until(training: Training, due: float) -> None:
+    training.watch(max(0.0, due - time.monotonic()))
 
 
 def _print(outcome: Outcome, options: Options) -> None:

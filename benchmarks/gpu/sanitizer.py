@@ -6,14 +6,13 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from allfold.cli._processes import Child, wait_for
-from allfold.cli._stack import LocalStack
+from allfold_cluster import Cluster
+from allfold_cluster.processes import Child, wait_for
 from benchmarks.errors import BenchmarkFailed
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
@@ -40,23 +39,22 @@ def count(text: str) -> int | None:
     return int(found[-1]) if found else None
 
 
-class SanitizedStack(LocalStack):
-    """A stack whose agents run under a tool of compute-sanitizer."""
+class SanitizedCluster(Cluster):
+    """A cluster whose agents run under a tool of compute-sanitizer."""
 
-    def __init__(self, nodes: int, tool: str) -> None:
-        super().__init__(nodes, seconds=_START_SECONDS)
+    def __init__(self, tool: str) -> None:
+        super().__init__(seconds=_START_SECONDS)
         self._prefix = [find(), "--tool", tool, "--log-file"]
 
-    def _spawn(self, name: str, module: str, options: Sequence[str]) -> None:
-        if module != _AGENT:
-            super()._spawn(name, module, options)
-            return
-        ready = ["--ready-file", str(self._ready_file(name))]
-        agent = [sys.executable, "-P", "-m", module, *options, *ready]
-        command = [*self._prefix, str(self._findings(name)), *agent]
-        with self._log(name).open("wb") as log:
-            child = Child(name, command, env=self._env, stdout=log, stderr=subprocess.STDOUT)
-        self.services.append(child)
+    def start_module(
+        self, name: str, command: Sequence[str], env: Mapping[str, str], output: int
+    ) -> Child:
+        """Put the tool in front of an agent."""
+        if command[0] != _AGENT:
+            return super().start_module(name, command, env, output)
+        agent = [sys.executable, "-P", "-m", *command]
+        whole = [*self._prefix, str(self._findings(name)), *agent]
+        return Child(name, whole, env=env, stdout=output, stderr=output)
 
     def _findings(self, name: str) -> Path:
         return self.folder / f"{name}.findings"
@@ -67,15 +65,16 @@ class SanitizedStack(LocalStack):
         Raises:
             BenchmarkFailed: an agent did not end, or the tool has left no summary.
         """
-        for child in self.services[1:]:
+        agents = [agent.child for agent in self.agents.values()]
+        for child in agents:
             # The tool has to outlive the agent, to say what it has found.
             for pid in _agents_of(child.pid):
                 os.kill(pid, signal.SIGTERM)
         deadline = time.monotonic() + _END_SECONDS
-        for child in self.services[1:]:
+        for child in agents:
             if not wait_for([child], max(0.0, deadline - time.monotonic())):
                 raise BenchmarkFailed(f"{child.name} did not end in {_END_SECONDS:g} s")
-        return {node.name: self._counted(node.name) for node in self.nodes}
+        return {name: self._counted(name) for name in self.agents}
 
     def require_no_findings(self) -> None:
         """Let the agents end; raise ``BenchmarkFailed`` where the tool has found something."""

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from websockets.asyncio.client import ClientConnection, connect
 
-from benchmarks.scale.cluster import GROUP, Cluster
+from benchmarks.scale.cluster import GROUP, ImaginaryCluster
 from benchmarks.scale.http_load import ANSWER_SECONDS, Answer, Load
 
 LINKS = 64
@@ -26,7 +26,7 @@ OK = 200
 class Beats:
     """Links of the first nodes of a cluster, to the replicas in turn."""
 
-    def __init__(self, cluster: Cluster, addresses: Sequence[str]) -> None:
+    def __init__(self, cluster: ImaginaryCluster, addresses: Sequence[str]) -> None:
         self._cluster = cluster
         self._addresses = addresses
         self._links: list[ClientConnection] = []

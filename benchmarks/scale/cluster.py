@@ -24,7 +24,7 @@ def _random_looking(number: int, digits: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class ImaginaryCluster:
     """``nodes`` machines with ``ranks_per_node`` ranks each, in zones of equal size."""
 
     nodes: int
@@ -36,7 +36,7 @@ class Cluster:
     def world_size(self) -> int:
         return self.nodes * self.ranks_per_node
 
-    def without_the_first(self) -> Cluster:
+    def without_the_first(self) -> ImaginaryCluster:
         """The survivors, as they come again."""
         return replace(self, nodes=self.nodes - 1, first=self.first + 1, life=self.life + 1)
 

@@ -27,13 +27,13 @@ from allfold_orchestrator.membership.group_state import (
     Reason,
 )
 from allfold_orchestrator.membership.membership import step
-from benchmarks.scale.cluster import GROUP, Cluster
+from benchmarks.scale.cluster import GROUP, ImaginaryCluster
 
 T = TypeVar("T")
 REPEATS = 3
 
 
-def measure(cluster: Cluster) -> dict[str, Any]:
+def measure(cluster: ImaginaryCluster) -> dict[str, Any]:
     """Seconds of each thing that happens to a group, and the size of its plan in bytes."""
     complete, joining = _timed(lambda: _joined(GroupState(GROUP), cluster))
     before_last, planning = _planning(cluster)
@@ -63,7 +63,7 @@ def measure(cluster: Cluster) -> dict[str, Any]:
     }
 
 
-def _joined(state: GroupState, cluster: Cluster, leave_out: int = 0) -> GroupState:
+def _joined(state: GroupState, cluster: ImaginaryCluster, leave_out: int = 0) -> GroupState:
     """The state after all ranks but the last few have joined."""
     nodes = [NodeInfo(**cluster.node(index)) for index in range(cluster.nodes)]
     params = GroupParams(cluster.world_size, GroupOptions(30.0))
@@ -73,14 +73,16 @@ def _joined(state: GroupState, cluster: Cluster, leave_out: int = 0) -> GroupSta
     return state
 
 
-def _left(state: GroupState, cluster: Cluster) -> GroupState:
+def _left(state: GroupState, cluster: ImaginaryCluster) -> GroupState:
     """The state after all ranks have left, so that the name is free again."""
     for rank in range(cluster.world_size):
         state, _ = step(state, Leave(rank, cluster.session(rank), Reason.FINISHED))
     return state
 
 
-def _planning(cluster: Cluster, state: GroupState | None = None) -> tuple[GroupState, float]:
+def _planning(
+    cluster: ImaginaryCluster, state: GroupState | None = None
+) -> tuple[GroupState, float]:
     """The state before the last join, and the seconds of that join, which makes the plan."""
     rank = cluster.world_size - 1
     before = _joined(state or GroupState(GROUP), cluster, leave_out=1)
@@ -91,7 +93,7 @@ def _planning(cluster: Cluster, state: GroupState | None = None) -> tuple[GroupS
     return before, seconds
 
 
-def _compile_times(cluster: Cluster, plan: Plan) -> dict[str, float]:
+def _compile_times(cluster: ImaginaryCluster, plan: Plan) -> dict[str, float]:
     """Seconds in which one agent makes its own program of an all-reduce, by strategy."""
     times = {}
     for strategy in candidates(Kind.ALL_REDUCE):

@@ -3,25 +3,68 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import statistics
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from allfold_cluster import Cluster, RedisServer
+from benchmarks.children import environment
 from benchmarks.errors import BenchmarkFailed
 from benchmarks.figures import percentile
 from benchmarks.scale.beats import Beats
-from benchmarks.scale.cluster import PROBE, VIEW, Cluster
+from benchmarks.scale.cluster import PROBE, VIEW, ImaginaryCluster
 from benchmarks.scale.http_load import Clients, Load
-from benchmarks.scale.processes import Service, orchestrator, redis_server
+from benchmarks.usage import cpu_seconds, peak_bytes
 
 # No node has a control link that extends its lease, and none of them shall be taken for lost.
 LEASE = {"ALLFOLD_LEASE_SECONDS": "3600", "ALLFOLD_HEARTBEAT_SECONDS": "60"}
 OK = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A process that was started here and ends here."""
+
+    pid: int
+    address: str
+
+    @property
+    def cpu_seconds(self) -> float:
+        """User and system time of all its threads so far."""
+        return cpu_seconds([self.pid])
+
+    @property
+    def peak_bytes(self) -> int:
+        """The largest resident set so far."""
+        return peak_bytes(self.pid)
+
+
+@contextmanager
+def redis_server(folder: Path) -> Iterator[Service]:
+    """The system's ``redis-server``, in memory only."""
+    if shutil.which("redis-server") is None:
+        raise BenchmarkFailed("the part orchestrator needs a redis-server on the PATH")
+    server = RedisServer(folder)
+    try:
+        server.start()
+        yield Service(server.pid, f"127.0.0.1:{server.port}")
+    finally:
+        server.stop()
+
+
+@contextmanager
+def orchestrator(redis: str, **settings: str) -> Iterator[Service]:
+    """One replica on the Redis at ``redis``; ``settings`` are environment variables."""
+    url, env = f"redis://{redis}/0", environment() | settings
+    with Cluster(redis_url=url, token="", env=env) as cluster:
+        child = cluster.start_orchestrator()
+        yield Service(child.pid, cluster.listen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +96,7 @@ class Phases:
             self._note(name, load, before)
         return load
 
-    async def beats(self, cluster: Cluster) -> None:
+    async def beats(self, cluster: ImaginaryCluster) -> None:
         """Agents beat on their control links as fast as they are answered."""
         async with Beats(cluster, [each.address for each in self._services.replicas]) as links:
             before = self._services.cpu()
@@ -105,14 +148,13 @@ class Phases:
         }
 
 
-def measure(cluster: Cluster, replicas: int, connections: int) -> dict[str, Any]:
+def measure(cluster: ImaginaryCluster, replicas: int, connections: int) -> dict[str, Any]:
     """All phases of a cluster's life; raises ``BenchmarkFailed`` where one is refused."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
         redis = stack.enter_context(redis_server(folder))
         started = [
-            stack.enter_context(orchestrator(folder, redis.address, str(number), **LEASE))
-            for number in range(replicas)
+            stack.enter_context(orchestrator(redis.address, **LEASE)) for _ in range(replicas)
         ]
         services = Services(redis, started)
         phases = Phases(services, connections)
@@ -137,7 +179,7 @@ def _fast_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-async def _life(cluster: Cluster, phases: Phases) -> None:
+async def _life(cluster: ImaginaryCluster, phases: Phases) -> None:
     await phases.run("register", cluster.registrations())
     await _form(cluster, phases, epoch=1)
     await phases.run("view", [VIEW])
@@ -151,7 +193,7 @@ async def _life(cluster: Cluster, phases: Phases) -> None:
     phases.results = {**first_life, **again, "beats": phases.results["beats"]}
 
 
-async def _form(cluster: Cluster, phases: Phases, epoch: int) -> None:
+async def _form(cluster: ImaginaryCluster, phases: Phases, epoch: int) -> None:
     """All ranks join; the last one while an agent of each node waits for the plan."""
     joins = list(cluster.joins())
     await phases.run("join", islice(joins, len(joins) - 1))

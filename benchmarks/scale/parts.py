@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.errors import BenchmarkFailed
 from benchmarks.options import Scale
 from benchmarks.scale import membership, orchestrator, predictions
-from benchmarks.scale.cluster import Cluster
+from benchmarks.scale.cluster import ImaginaryCluster
 
 # Beyond one connection of each node.
 _SPARE_DESCRIPTORS = 500
@@ -16,7 +16,7 @@ _SPARE_DESCRIPTORS = 500
 
 def measure(part: str, scale: Scale) -> dict[str, Any]:
     """One part; ``BenchmarkFailed`` where this machine cannot do it."""
-    cluster = Cluster(scale.nodes, scale.ranks_per_node)
+    cluster = ImaginaryCluster(scale.nodes, scale.ranks_per_node)
     match part:
         case "membership":
             return membership.measure(cluster)

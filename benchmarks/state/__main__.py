@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from allfold.cli._processes import Child, stop_all, wait_for
-from allfold.cli._stack import LocalStack
+from allfold_cluster import Cluster
+from allfold_cluster.processes import Child, stop_all, wait_for
+from allfold_core.errors import AllfoldError
 from allfold_core.wire.state_wire import BLOCK_BYTES
 from benchmarks import machine
 from benchmarks.children import environment, python
@@ -54,12 +55,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(_HEADER, flush=True)
     found = {}
     try:
-        with LocalStack(options.holders + 1, env=environment()) as stack:
-            found["undisturbed"] = _undisturbed(stack, options)
+        with Cluster(env=environment()) as cluster:
+            cluster.start(options.holders + 1)
+            found["undisturbed"] = _undisturbed(cluster, options)
             _print("undisturbed", found["undisturbed"], options)
-            found["killed"] = _with_a_source_killed(stack, options)
+            found["killed"] = _with_a_source_killed(cluster, options)
             _print("a source killed halfway", found["killed"], options)
-    except BenchmarkFailed as error:
+    except (BenchmarkFailed, AllfoldError) as error:
         sys.exit(f"benchmarks.state: {error}")
     if options.json:
         rows = {name: vars(figures) for name, figures in found.items()}
@@ -83,15 +85,15 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     return Options(found.mib << 20, found.holders, found.rounds, found.json)
 
 
-def _undisturbed(stack: LocalStack, options: Options) -> Figures:
-    return _figures([_run(stack, options, "undisturbed", options.rounds, 0)])
+def _undisturbed(cluster: Cluster, options: Options) -> Figures:
+    return _figures([_run(cluster, options, "undisturbed", options.rounds, 0)])
 
 
-def _with_a_source_killed(stack: LocalStack, options: Options) -> Figures:
+def _with_a_source_killed(cluster: Cluster, options: Options) -> Figures:
     """Measure one pull per start of the ranks; rank 1 dies after serving half of its share."""
     blocks = max(1, options.nbytes // BLOCK_BYTES // options.holders // 2)
     rounds = -(-options.rounds // 3)
-    return _figures([_run(stack, options, f"killed{n}", 1, blocks) for n in range(rounds)])
+    return _figures([_run(cluster, options, f"killed{n}", 1, blocks) for n in range(rounds)])
 
 
 @dataclass(frozen=True)
@@ -102,11 +104,11 @@ class _Run:
     cpu: float
 
 
-def _run(stack: LocalStack, options: Options, name: str, rounds: int, dies_after: int) -> _Run:
+def _run(cluster: Cluster, options: Options, name: str, rounds: int, dies_after: int) -> _Run:
     world = options.holders + 1
-    files = [stack.folder / f"{name}-{rank}.json" for rank in range(world)]
+    files = [cluster.folder / f"{name}-{rank}.json" for rank in range(world)]
     dying = 1 if dies_after else None
-    agents = [service.pid for service in stack.services[1:]]
+    agents = [agent.pid for agent in cluster.agents.values()]
     before = cpu_seconds(agents)
     ranks = [
         Child(
@@ -123,7 +125,7 @@ def _run(stack: LocalStack, options: Options, name: str, rounds: int, dies_after
                     str(files[rank]),
                 ).pack(),
             ),
-            env=environment() | stack.environment(rank),
+            env=environment() | cluster.environment(f"node{rank}"),
         )
         for rank in range(world)
     ]

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from allfold_core.errors import InvalidArgument
-from allfold_core.security.tokens import parse
+from allfold_service.credentials import parse
 
 
 def main() -> None:

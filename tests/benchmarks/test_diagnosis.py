@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from allfold_cluster.network import Network, why_not
 from benchmarks.children import ROOT, environment, python
 from benchmarks.diagnosis.faults import FAULTS
 from benchmarks.diagnosis.scoring import NOTHING, Expected, Score, Trial
-from benchmarks.network import Network, why_not
 from tests.support.require import requires
 from tests.support.waiting import wait_until
 
@@ -127,7 +127,7 @@ def test_a_run_that_is_told_to_end_leaves_no_namespace() -> None:
     with subprocess.Popen(command, cwd=ROOT, env=environment()) as run:
 
         def namespaces() -> list[Path]:
-            return list(Path("/run/netns").glob(f"allfold-bench-{run.pid}-*"))
+            return list(Path("/run/netns").glob(f"allfold-net-{run.pid}-*"))
 
         try:
             wait_until(namespaces, "the namespaces of the run")

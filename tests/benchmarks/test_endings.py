@@ -20,8 +20,8 @@ sleep 0.3
 echo done >> {log}
 """
 _RUN = """
-from benchmarks.endings import end_in_order
-from benchmarks.network.namespaces import ip
+from allfold_cluster.signals import end_in_order
+from allfold_cluster.network.namespaces import ip
 end_in_order()
 try:
     ip("netns", "add", "any")

@@ -16,10 +16,10 @@ from benchmarks.faults.__main__ import line_of
 from benchmarks.faults.changes import ChangeLog, read_changes
 from benchmarks.faults.measuring import Contestant, Row, Sample, row_of, samples
 from benchmarks.faults.options import ROWS, parse
+from chaos.faults import Kind
+from chaos.injector import Done
+from chaos.records import FINISHED, RankLog, Record
 from tests.benchmarks.commands import run_benchmark
-from tests.chaos.faults import Kind
-from tests.chaos.injector import Done
-from tests.chaos.records import FINISHED, RankLog, Record
 from tests.support.require import requires
 
 SECONDS = 250.0
@@ -133,7 +133,7 @@ def test_the_time_to_plan_around_a_link_is_that_of_the_order_and_not_of_looking_
     def status(_: str) -> dict[str, Any]:
         return {"groups": [{"layout": each} for each in next(looks)]}
 
-    found: Any = SimpleNamespace(nodes=["a"], services=SimpleNamespace(status=status))
+    found: Any = SimpleNamespace(nodes=["a"], cluster=SimpleNamespace(status=status))
     order = steady._await_layout(found, 60.0)
     assert order is not None
     assert order.layout == "x"

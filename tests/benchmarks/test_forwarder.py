@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.network.forwarder import Port
+from allfold_cluster.network.forwarder import Port
 
 PACKET = bytes(1000)
 

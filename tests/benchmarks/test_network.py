@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.network import Network, why_not
+from allfold_cluster.network import Network, why_not
 from tests.support.require import required
 from tests.support.waiting import wait_until
 
@@ -47,7 +47,7 @@ def running(network: str, *more: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def namespaces_of(pid: int) -> list[Path]:
-    return list(NAMESPACES.glob(f"allfold-bench-{pid}-*"))
+    return list(NAMESPACES.glob(f"allfold-net-{pid}-*"))
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from allfold_core.schedules.registry import STRATEGIES
 from allfold_core.schedules.strategies import direct
 from benchmarks.errors import BenchmarkFailed
 from benchmarks.scale.beats import BEATS
-from benchmarks.scale.cluster import Cluster
+from benchmarks.scale.cluster import ImaginaryCluster
 from benchmarks.scale.http_load import Answer, Load
 from benchmarks.scale.orchestrator import measure
 from benchmarks.scale.predictions import MAX_SIMULATED_STEPS, about_steps
@@ -59,7 +59,7 @@ def test_the_membership_of_a_cluster_is_measured_and_predictions_are_drawn(tmp_p
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_every_phase_of_a_cluster_has_all_its_requests(replicas: int) -> None:
     requires("redis")
-    found = measure(Cluster(NODES, RANKS), replicas, connections=4)
+    found = measure(ImaginaryCluster(NODES, RANKS), replicas, connections=4)
     ranks = NODES * RANKS
     assert {name: phase["requests"] for name, phase in found["phases"].items()} == {
         "register": NODES,
@@ -80,7 +80,7 @@ def test_every_phase_of_a_cluster_has_all_its_requests(replicas: int) -> None:
 def test_without_a_redis_server_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda _: None)
     with pytest.raises(BenchmarkFailed, match="needs a redis-server on the PATH"):
-        measure(Cluster(NODES, RANKS), replicas=1, connections=1)
+        measure(ImaginaryCluster(NODES, RANKS), replicas=1, connections=1)
 
 
 def test_times_are_those_of_the_requests_or_since_a_moment() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.churn_judge import judge_churn
-from tests.chaos.judge import CRASH, DIFFERENT, ERROR, MISSING, SHRINK, WRONG, Life, Loss
-from tests.chaos.records import CRASHED, DRAINED, FINISHED, RankLog, Record
+from chaos.churn_judge import judge_churn
+from chaos.judge import CRASH, DIFFERENT, ERROR, MISSING, SHRINK, WRONG, Life, Loss
+from chaos.records import CRASHED, DRAINED, FINISHED, RankLog, Record
 
 MASKS = {0: 0b011, 1: 0b011, 2: 0b111, 3: 0b111}
 """The participants of each op: the seats 0 and 1, and from op 2 on a newcomer."""

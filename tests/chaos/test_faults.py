@@ -7,9 +7,9 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from tests.chaos import contents
-from tests.chaos.churn import Change, changes_of
-from tests.chaos.faults import (
+from chaos import contents
+from chaos.churn import Change, changes_of
+from chaos.faults import (
     ENDURED,
     TAKES_A_NODE,
     TAKES_A_RANK,
@@ -18,7 +18,7 @@ from tests.chaos.faults import (
     parse,
     schedule,
 )
-from tests.chaos.script import CONTROL, HALF, WORLD, Op, bursts, group_of, op_at
+from chaos.script import CONTROL, HALF, WORLD, Op, bursts, group_of, op_at
 
 SOME = 2000
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests.chaos import records
-from tests.chaos.faults import Kind
-from tests.chaos.injector import Done
-from tests.chaos.judge import (
+from chaos import records
+from chaos.faults import Kind
+from chaos.injector import Done
+from chaos.judge import (
     CHANGED,
     CRASH,
     DIFFERENT,
@@ -30,10 +30,10 @@ from tests.chaos.judge import (
     Loss,
     judge,
 )
-from tests.chaos.leaks import Held, leaks
-from tests.chaos.records import BROKEN, CRASHED, FINISHED, HUNG, KILLED, RankLog, Record
-from tests.chaos.report import Tally, recovery, table
-from tests.chaos.service_logs import exceptions
+from chaos.leaks import Held, leaks
+from chaos.records import BROKEN, CRASHED, FINISHED, HUNG, KILLED, RankLog, Record
+from chaos.report import Tally, recovery, table
+from chaos.service_logs import exceptions
 from tests.support.waiting import wait_until
 
 SEATS = range(4)

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.diallers import diallers
-from tests.chaos.proxy import Proxy
-from tests.support.processes.ports import free_address
+from allfold_cluster.ports import free_address
+from chaos.diallers import diallers
+from chaos.proxy import Proxy
 
 SECONDS = 10.0
 FORTH, BACK = [("a", "b")], [("b", "a")]

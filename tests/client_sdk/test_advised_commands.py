@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from allfold.cli._main import cli
-from allfold_agent import settings as agent_settings
+from allfold_agent.settings import AgentSettings
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("client_sdk", "node_agent", "orchestrator", "collective_core")
@@ -42,5 +42,5 @@ def test_commands_in_messages_exist_with_their_options() -> None:
             assert command is not None, f"allfold {name}"
             known = {each for parameter in command.get_params(context) for each in parameter.opts}
         if name == "agent":  # it passes its options on
-            known |= {flag for flag, _ in agent_settings.variables().values()}
+            known |= {option.flag for option in AgentSettings.options().values()}
         assert known >= set(options), f"allfold {name} {options}"

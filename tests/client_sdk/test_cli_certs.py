@@ -14,7 +14,7 @@ from allfold.cli._certs import folder as certificate_folder
 from allfold.cli._certs.authority import names_of
 from allfold.cli._main import cli
 from allfold_core.errors import InvalidArgument
-from allfold_core.security.tls import TlsIdentity
+from allfold_service.tls import TlsIdentity
 
 
 def run(*words: str | Path) -> Result:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import time
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 
 from allfold.cli._doctor import asking, here
-from allfold.cli._stack import LocalStack
+from allfold_cluster import Cluster
 from allfold_core.errors import ServiceError
 from tests.client_sdk.http_service import service
 from tests.support.processes.cli import Commands, called, commands
@@ -29,8 +28,9 @@ def allfold() -> Iterator[Commands]:
 
 
 @pytest.fixture(scope="module")
-def stack() -> Iterator[LocalStack]:
-    with LocalStack(2, env=os.environ | {"ALLFOLD_TOKEN": "the-right-token"}) as running:
+def stack() -> Iterator[Cluster]:
+    with Cluster(token="the-right-token") as running:
+        running.start(2)
         yield running
 
 
@@ -179,7 +179,7 @@ def test_nodes_that_are_not_well_are_named(state: dict[str, Any], level: str, te
 
 
 def test_a_stack_that_works_is_checked_in_every_direction(
-    allfold: Commands, stack: LocalStack
+    allfold: Commands, stack: Cluster
 ) -> None:
     report = diagnose(allfold, status=0, **stack.environment())
     assert report["counts"]["fail"] == report["counts"]["skipped"] == 0
@@ -193,7 +193,7 @@ def test_a_stack_that_works_is_checked_in_every_direction(
     assert all(each["bandwidth"] > 0 and each["path"] == "machine" for each in report["links"])
     assert found(report, "clock", "ok")
     assert list(report["nodes"]) == ["node0", "node1"]
-    assert report["nodes"]["node0"]["addresses"]["control_url"] == stack.nodes[0].control_url
+    assert report["nodes"]["node0"]["addresses"]["control_url"] == stack.agents["node0"].control_url
     (socket_found,) = found(report, "agent socket", "ok")
     assert "leads to node node0" in socket_found
 
@@ -202,17 +202,17 @@ def test_a_stack_that_works_is_checked_in_every_direction(
     ("token", "text"), [("", "neither ALLFOLD_TOKEN nor"), ("wrong", "refuses the token of")]
 )
 def test_a_token_that_is_missing_or_wrong_is_said_so(
-    allfold: Commands, stack: LocalStack, token: str, text: str
+    allfold: Commands, stack: Cluster, token: str, text: str
 ) -> None:
     env = stack.environment() | {"ALLFOLD_TOKEN": token}
     (where,) = found(diagnose(allfold, status=1, **env), "token", "fail")
     assert text in where
-    given = ("--agent-url", stack.nodes[0].control_url)
+    given = ("--agent-url", stack.agents["node0"].control_url)
     (where,) = found(diagnose(allfold, *given, status=1, **env), "token", "fail")
     assert text in where
 
 
-def test_the_token_may_be_in_a_file(allfold: Commands, stack: LocalStack, tmp_path: Path) -> None:
+def test_the_token_may_be_in_a_file(allfold: Commands, stack: Cluster, tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("the-right-token\n")
     env = stack.environment() | {"ALLFOLD_TOKEN": "", "ALLFOLD_TOKEN_FILE": str(file)}
@@ -223,9 +223,9 @@ def test_the_token_may_be_in_a_file(allfold: Commands, stack: LocalStack, tmp_pa
 
 
 def test_agents_alone_are_checked_without_the_orchestrator(
-    allfold: Commands, stack: LocalStack
+    allfold: Commands, stack: Cluster
 ) -> None:
-    options = [word for node in stack.nodes for word in ("--agent-url", node.control_url)]
+    options = [word for node in stack.agents.values() for word in ("--agent-url", node.control_url)]
     env = {"ALLFOLD_TOKEN": stack.token, "ALLFOLD_ORCHESTRATOR_URL": NOWHERE}
     report = diagnose(allfold, *options, status=0, **env)
     assert report["orchestrators"] == {}
@@ -233,7 +233,7 @@ def test_agents_alone_are_checked_without_the_orchestrator(
 
 
 def test_an_agent_that_is_stopped_fails_and_the_others_are_checked(
-    stack: LocalStack, monkeypatch: pytest.MonkeyPatch
+    stack: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(asking, "_SECONDS", 1.0)
     agent = stack.services[2]

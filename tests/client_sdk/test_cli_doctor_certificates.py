@@ -14,7 +14,7 @@ import pytest
 
 from allfold.cli._doctor.findings import Finding, Level
 from allfold.cli._doctor.tls import check_certificates
-from allfold_core.security.tls import TlsIdentity
+from allfold_service.tls import TlsIdentity
 from tests.support.authorities import let_authority_end
 from tests.support.credentials import certificates
 from tests.support.require import requires

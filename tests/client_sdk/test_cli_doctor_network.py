@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.network import Network, why_not
-from benchmarks.network.links import INTERFACE, connected
-from benchmarks.network.namespaces import Namespaces, entered, ip, tc
-from benchmarks.network.shaped import NetworkStack
+from allfold_cluster.network import Network, why_not
+from allfold_cluster.network.cluster import NetworkCluster
+from allfold_cluster.network.links import INTERFACE, connected
+from allfold_cluster.network.namespaces import Namespaces, entered, ip, tc
 from tests.support.require import required
 
 pytestmark = pytest.mark.slow
@@ -29,7 +29,7 @@ class Nodes:
     """Two nodes with a network between them."""
 
     spaces: Namespaces
-    stack: NetworkStack
+    stack: NetworkCluster
 
     def doctor(self, *options: str, status: int) -> dict[str, Any]:
         """The report of a doctor that runs where the orchestrator is."""
@@ -55,7 +55,8 @@ def nodes() -> Iterator[Nodes]:
         if "docker" in required():
             pytest.fail(reason, pytrace=False)
         pytest.skip(reason)
-    with Namespaces(2) as spaces, connected(FAST, spaces), NetworkStack(spaces) as stack:
+    with Namespaces(2) as spaces, connected(FAST, spaces), NetworkCluster(spaces) as stack:
+        stack.start(2)
         yield Nodes(spaces, stack)
 
 
@@ -82,7 +83,8 @@ def test_nodes_on_a_network_are_fine_and_their_links_measured(nodes: Nodes) -> N
 
 @pytest.mark.long
 def test_a_port_that_is_filtered_is_named_with_the_node(nodes: Nodes) -> None:
-    target, port = nodes.spaces.nodes[1], nodes.stack.nodes[1].data_address.rpartition(":")[2]
+    target = nodes.spaces.nodes[1]
+    port = nodes.stack.agents["node1"].data_address.rpartition(":")[2]
     rule = ("INPUT", "-p", "tcp", "--dport", port, "-j", "DROP")
     iptables(target, "-A", *rule)
     try:

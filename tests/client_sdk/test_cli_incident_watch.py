@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from allfold.cli._incident_watch import IncidentWatch
-from allfold.cli._processes import wait_for
+from allfold_cluster.processes import wait_for
 from allfold_core.incident import Cause, Effect, Incident, rank_culprit
 from tests.client_sdk.http_service import service
 from tests.support.waiting import wait_until

@@ -10,8 +10,9 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from allfold.cli._http import NoAnswer, get_json
-from allfold.cli._stack import LocalStack, require, socket_path
+from allfold_cluster import Cluster
+from allfold_cluster.environment import require, socket_path
+from allfold_cluster.http import NoAnswer, get_json
 from allfold_core.errors import InvalidArgument, LocalError, ServiceError
 from tests.support.processes.cli import Commands, commands
 
@@ -89,9 +90,9 @@ def test_a_socket_path_may_have_107_bytes() -> None:
         socket_path("/" + "ä" * 53 + "x")
 
 
-def test_a_stack_has_a_node() -> None:
-    with pytest.raises(InvalidArgument, match="at least 1 node, got 0"):
-        LocalStack(0)
+def test_a_cluster_has_a_node() -> None:
+    with Cluster() as cluster, pytest.raises(InvalidArgument, match="at least 1 node, got 0"):
+        cluster.start(0)
 
 
 # --- who cannot be reached

@@ -7,16 +7,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from allfold.cli._stack import LocalStack
+from allfold_cluster import Cluster
+from allfold_cluster.ports import free_address
 from tests.support.processes.cli import Commands, commands
-from tests.support.processes.ports import free_address
 
 ADMIN = "admin"
 
 
 @pytest.fixture(scope="module")
-def stack() -> Iterator[LocalStack]:
-    with LocalStack(env={**os.environ, "ALLFOLD_ADMIN_TOKEN": ADMIN}) as started:
+def stack() -> Iterator[Cluster]:
+    with Cluster(env={**os.environ, "ALLFOLD_ADMIN_TOKEN": ADMIN}) as started:
+        started.start()
         yield started
 
 
@@ -39,7 +40,7 @@ def allfold() -> Iterator[Commands]:
 @pytest.mark.parametrize("is_named", [True, False], ids=["option", "variable"])
 def test_the_replica_that_answers_is_enough(
     allfold: Commands,
-    stack: LocalStack,
+    stack: Cluster,
     command: tuple[str, ...],
     status: int,
     shown: str,
@@ -55,7 +56,7 @@ def test_the_replica_that_answers_is_enough(
 
 
 def test_a_doctor_says_which_replica_is_down_and_goes_on_with_the_other(
-    allfold: Commands, stack: LocalStack
+    allfold: Commands, stack: Cluster
 ) -> None:
     dead = f"http://{free_address()}"
     urls = f"{dead},{stack.orchestrator_url}"

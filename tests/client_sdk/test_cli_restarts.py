@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from allfold.cli import _latecomers
-from allfold.cli._http import NoAnswer
 from allfold.cli._latecomers import Latecomers
 from allfold.cli._restarts import SOON_SECONDS, Restarts
+from allfold_cluster.http import NoAnswer
 from allfold_core.errors import LocalError
 from tests.support.processes.cli import Commands, commands
 from tests.support.waiting import wait_until

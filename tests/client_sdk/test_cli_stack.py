@@ -5,14 +5,11 @@ import os
 import shlex
 import signal
 import socket
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from allfold.cli._stack import LocalStack
-from allfold_core.errors import ServiceError
 from tests.support.credentials import certificates
 from tests.support.processes.cli import Command, Commands, called, commands
 from tests.support.waiting import wait_until
@@ -47,50 +44,6 @@ def exported(command: Command) -> dict[str, str]:
     """Return the variables of a shell that evaluates the output of ``allfold up``."""
     lines = [shlex.split(line, comments=True) for line in command.out.splitlines()]
     return dict(line[1].split("=", 1) for line in lines if line)
-
-
-# --- as a library
-
-
-@pytest.fixture
-def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="af") as folder:
-        monkeypatch.setattr(tempfile, "tempdir", folder)
-        yield Path(folder)
-
-
-@pytest.mark.long
-def test_a_stack_serves_while_entered_and_leaves_nothing_after_a_failure(temporary: Path) -> None:
-    with pytest.raises(ZeroDivisionError), LocalStack(2) as stack:
-        assert [node.name for node in stack.nodes] == ["node0", "node1"]
-        for number in range(2):
-            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as rank:
-                rank.connect(stack.environment(number)["ALLFOLD_SOCKET"])
-        assert [service.status for service in stack.services] == [None] * 3
-        _ = 1 / 0
-    # They ended when they were told to, and were not killed.
-    assert {service.status for service in stack.services} <= {0, 128 + signal.SIGTERM}
-    assert list(temporary.iterdir()) == []
-
-
-def test_a_stack_that_is_not_up_in_time_tells_what_its_services_said(temporary: Path) -> None:
-    with (
-        pytest.raises(ServiceError, match=r"waited 0\.1 s for orchestrator to be ready"),
-        LocalStack(1, seconds=0.1),
-    ):
-        pass
-    assert list(temporary.iterdir()) == []
-
-
-def test_a_temporary_folder_with_a_long_path_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    long = tmp_path / ("x" * 100)
-    long.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(long))
-    with pytest.raises(Exception, match="set TMPDIR to a shorter folder"), LocalStack(1):
-        pass
-    assert list(long.iterdir()) == []
 
 
 # --- allfold up and allfold status

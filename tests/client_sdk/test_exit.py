@@ -44,7 +44,7 @@ class Script:
         self._folder = services.folder / f"{group}.{rank}"
         self._folder.mkdir()
         self._out, self._err = self._folder / "out", self._folder / "err"
-        env = services.environment() | {
+        env = services.env | {
             "ALLFOLD_SOCKET": services.socket_of("node0"),
             "ALLFOLD_GROUP": group,
             "ALLFOLD_TIMEOUT": str(OP_SECONDS),

@@ -62,7 +62,7 @@ class Runner:
         """Return the output of a script with two ranks."""
         path = self._folder / "script.py"
         path.write_text(script)
-        env = self._services.environment() | {
+        env = self._services.env | {
             "ALLFOLD_SOCKET": self._services.socket_of("node0"),
             "TMPDIR": str(self._folder),
             "RAY_TMPDIR": str(self._services.folder),  # Ray's sockets need a short path

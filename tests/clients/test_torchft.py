@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from allfold.cli._processes import Child, stop_all
+from allfold_cluster.processes import Child, stop_all
 from tests.support.processes.fixtures import pool_of_ranks, services_with
 from tests.support.processes.ranks import Program, RankPool, results
 from tests.support.processes.services import ROOT, Services
@@ -130,7 +130,7 @@ class Training:
             self._children[output] = Child(
                 output.name,
                 [sys.executable, str(ROOT / "examples" / "train_torchft.py"), *options],
-                env=self._services.environment()
+                env=self._services.env
                 | {
                     "ALLFOLD_SOCKET": self._services.socket_of(node),
                     "TORCHFT_LIGHTHOUSE": self._lighthouse,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.fleet import PROXY_HOST, ProxyProcess
+from chaos.fleet import PROXY_HOST, ProxyProcess
 from tests.conformance import lane_programs, survival_programs
 from tests.conformance.conftest import OP_SECONDS
 from tests.conformance.lane_status import await_lane, frames, is_open

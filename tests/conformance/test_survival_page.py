@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from allfold.cli._processes import Child, stop_all, wait_for
+from allfold_cluster.processes import Child, stop_all, wait_for
 from tests.support.processes.services import ROOT, Services
 from tests.support.waiting import wait_until
 
@@ -44,7 +44,7 @@ class Rank:
         self._rounds = folder / f"rounds{rank}"
         self._log = folder / f"rank{rank}.log"
         who = {"RANK": str(rank), "WORLD_SIZE": str(len(NODES)), "GROUP": "survival-page"}
-        env = services.environment() | {f"ALLFOLD_{name}": value for name, value in who.items()}
+        env = services.env | {f"ALLFOLD_{name}": value for name, value in who.items()}
         env |= {"ROUNDS": str(self._rounds), "ALLFOLD_SOCKET": services.socket_of(NODES[rank])}
         command = [sys.executable, "-u", str(folder / "script.py")]
         with self._log.open("wb") as log:

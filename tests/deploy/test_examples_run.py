@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from allfold.cli._processes import Child, stop_all, wait_for
+from allfold_cluster.ports import free_port
+from allfold_cluster.processes import Child, stop_all, wait_for
 from tests.deploy.manifests import EXAMPLES, Container, jobs, of_kind, read
 from tests.support.processes.fixtures import services_with
-from tests.support.processes.ports import free_port
 from tests.support.processes.services import Services
 
 OBJECTS = read(*EXAMPLES)
@@ -55,7 +55,7 @@ def started(
         return Child(
             f"pod {pod}",
             [*PROGRAMS[program], *arguments],
-            env=services.environment() | here,
+            env=services.env | here,
             stdout=log,
             stderr=subprocess.STDOUT,
         )

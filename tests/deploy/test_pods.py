@@ -13,7 +13,6 @@ from typing import cast
 import httpx
 import pytest
 from fastapi import FastAPI
-from pydantic import SecretStr
 
 from allfold_agent.agent import Agent
 from allfold_agent.control.app import make_app
@@ -206,9 +205,9 @@ def open_endpoints(service: str) -> frozenset[str]:
 
 def _application(service: str) -> FastAPI:
     if service == "orchestrator":
-        return create_app(Settings(token=SecretStr("secret")))
+        return create_app(Settings(token="secret"))
     agent = SimpleNamespace(
-        settings=AgentSettings.model_validate({"ALLFOLD_TOKEN": "secret"}),
+        settings=AgentSettings.model_validate({"token": "secret"}),
         registration=SimpleNamespace(problem="starting"),
         draining=SimpleNamespace(problem=None),
     )

@@ -26,8 +26,8 @@ from tests.deploy.manifests import (
 )
 
 READ = {
-    "agent": {str(field.validation_alias) for field in AgentSettings.model_fields.values()},
-    "orchestrator": {f"ALLFOLD_{name.upper()}" for name in Settings.model_fields},
+    "agent": {option.variable for option in AgentSettings.options().values()},
+    "orchestrator": {option.variable for option in Settings.options().values()},
     "redis": set[str](),
 }
 PORTS = {"agent": {7411, 7412}, "orchestrator": {7400}, "redis": {6379}}

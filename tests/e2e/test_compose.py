@@ -12,6 +12,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from allfold import __version__
+from allfold_cluster.ports import free_address
 from tests.support.processes import docker
 from tests.support.processes.compose import (
     LONG_RUNNING,
@@ -32,7 +33,6 @@ from tests.support.processes.compose import (
     training_sizes,
     uncompiled,
 )
-from tests.support.processes.ports import free_address
 from tests.support.require import requires
 from tests.support.waiting import wait_until
 

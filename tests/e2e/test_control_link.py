@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from allfold_cluster.redis_server import RedisServer
 from allfold_core.errors import PeerLost
-from benchmarks.redis_server import RedisServer
 from tests.conformance import programs
 from tests.support.processes.ranks import Job, RankPool, failures
 from tests.support.processes.services import Services

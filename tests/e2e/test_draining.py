@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from allfold.cli._processes import Child, stop_all
+from allfold_cluster.processes import Child, stop_all
 from tests.support.processes.services import ROOT, Services
 from tests.support.waiting import wait_until
 
@@ -91,7 +91,7 @@ class Ranks:
         self.children = [self._start(rank) for rank in range(len(nodes))]
 
     def _start(self, rank: int) -> Child:
-        env = self._services.environment() | {
+        env = self._services.env | {
             "ALLFOLD_SOCKET": self._services.socket_of(self._nodes[rank]),
             "ALLFOLD_GROUP": self._group,
             "ALLFOLD_RANK": str(rank),
@@ -162,7 +162,7 @@ def allfold(services: Services, *arguments: str) -> str:
     """Run a command to its end, which must be a good one; return what it prints."""
     done = subprocess.run(
         [sys.executable, "-m", "allfold.cli", *arguments],
-        env=services.environment() | {"ALLFOLD_ORCHESTRATOR_URL": services.orchestrator_url},
+        env=services.env | {"ALLFOLD_ORCHESTRATOR_URL": services.orchestrator_url},
         cwd=ROOT,
         capture_output=True,
         text=True,

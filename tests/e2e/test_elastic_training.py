@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from allfold.cli._http import post
-from allfold.cli._processes import Child, stop_all
+from allfold_cluster.http import post
+from allfold_cluster.processes import Child, stop_all
 from tests.support.processes.services import ROOT, Services
 from tests.support.waiting import wait_until
 
@@ -82,7 +82,7 @@ class Ranks:
         self._child = Child(
             "the ranks",
             [sys.executable, "-c", RANKS.format(folder=str(ROOT / "examples"))],
-            env=services.environment(),
+            env=services.env,
             stdin=reader,
             stdout=subprocess.PIPE,
         )

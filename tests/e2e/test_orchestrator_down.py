@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from allfold_cluster.redis_server import RedisServer
 from allfold_core.errors import MultipleRegister, OrchestratorUnreachable, ServiceError
-from benchmarks.redis_server import RedisServer
 from tests.conformance import programs
 from tests.support.processes.fixtures import pool_of_ranks, services_with
 from tests.support.processes.ranks import Job, RankPool, failures

@@ -23,17 +23,16 @@ import pytest
 from fastapi import FastAPI
 
 from allfold.cli._certs.folder import CertificateFolder
-from allfold.cli._stack import LocalStack
 from allfold_agent.agent import Agent
 from allfold_agent.control.app import make_app
 from allfold_agent.data_port import DataPort
 from allfold_agent.settings import AgentSettings
-from allfold_core.security.handshakes import HANDSHAKE_SECONDS
-from allfold_core.security.idle_connections import MOST_IDLE, PATIENCE_SECONDS
-from allfold_core.security.tls import TlsIdentity
-from allfold_core.security.tokens import Tokens
+from allfold_cluster import Cluster
 from allfold_orchestrator.http.app import create_app
 from allfold_orchestrator.settings import Settings
+from allfold_service.connections import HANDSHAKE_SECONDS, MOST_IDLE, PATIENCE_SECONDS
+from allfold_service.credentials import Tokens
+from allfold_service.tls import TlsIdentity
 from tests.support.credentials import certificates
 from tests.support.descriptors import descriptors
 from tests.support.processes.services import ROOT
@@ -62,21 +61,19 @@ def token(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def stack(folder: CertificateFolder, token: Path) -> Iterator[LocalStack]:
+def stack(folder: CertificateFolder, token: Path) -> Iterator[Cluster]:
     """An orchestrator and two nodes with TLS."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("ALLFOLD_TOKEN", raising=False)
-        patch.setenv("ALLFOLD_TOKEN_FILE", str(token))
-        patch.setenv("ALLFOLD_TLS_DIR", str(folder.path / "node"))
-        stack = LocalStack(2)
-        stack.__enter__()
-    try:
+    with ExitStack() as ending:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.delenv("ALLFOLD_TOKEN", raising=False)
+            patch.setenv("ALLFOLD_TOKEN_FILE", str(token))
+            patch.setenv("ALLFOLD_TLS_DIR", str(folder.path / "node"))
+            stack = ending.enter_context(Cluster())
+            stack.start(2)
         yield stack
-    finally:
-        stack.close()
 
 
-def allfold(stack: LocalStack, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def allfold(stack: Cluster, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run the command as an operator would on another machine."""
     env = os.environ | {"ALLFOLD_ORCHESTRATOR_URL": stack.orchestrator_url} | variables
     command = [sys.executable, "-m", "allfold.cli", *words]
@@ -112,9 +109,9 @@ def _leaves(some: Sequence[Any]) -> Iterator[Any]:
         yield from _leaves(inner) if inner else [route]
 
 
-def doors(stack: LocalStack) -> Iterator[tuple[str, str, str]]:
+def doors(stack: Cluster) -> Iterator[tuple[str, str, str]]:
     """Every address, method and path of a stack."""
-    orchestrator, node = urlsplit(stack.orchestrator_url).netloc, stack.nodes[0]
+    orchestrator, node = urlsplit(stack.orchestrator_url).netloc, stack.agents["node0"]
     for method, path in routes(create_app(Settings())):
         yield orchestrator, method, path
     agent = SimpleNamespace(settings=AgentSettings())
@@ -143,7 +140,7 @@ def plain(address: str) -> http.client.HTTPConnection:
 
 
 def test_every_door_of_every_port_is_closed_without_the_token(
-    stack: LocalStack, folder: CertificateFolder
+    stack: Cluster, folder: CertificateFolder
 ) -> None:
     mine = TlsIdentity(str(folder.path / "operator"), serves=False).client
     seen = 0
@@ -163,7 +160,7 @@ def test_every_door_of_every_port_is_closed_without_the_token(
 
 @pytest.mark.parametrize("kind", ["no certificate", "another authority's", "no TLS"])
 def test_every_door_of_every_port_is_closed_without_the_certificate(
-    stack: LocalStack, tmp_path: Path, kind: str
+    stack: Cluster, tmp_path: Path, kind: str
 ) -> None:
     certificates(tmp_path, "me")
     context: ssl.SSLContext | None = None
@@ -174,7 +171,7 @@ def test_every_door_of_every_port_is_closed_without_the_certificate(
         context.load_cert_chain(tmp_path / "me" / "tls.crt", tmp_path / "me" / "tls.key")
     for address, method, path in doors(stack):
         concrete = re.sub(r"\{.*?\}", "x", path)
-        if (address, method, context) == (stack.nodes[0].data_address, "GET", None):
+        if (address, method, context) == (stack.agents["node0"].data_address, "GET", None):
             assert status(address, method, concrete, None, "first") == 400  # use TLS, it says
         else:
             with pytest.raises((OSError, http.client.HTTPException)):
@@ -187,7 +184,7 @@ def test_the_list_of_doors_has_every_route_of_the_data_port() -> None:
 
 @pytest.mark.parametrize("kind", ["none", "another authority's", "plain"])
 def test_a_command_without_the_right_certificate_learns_nothing_and_is_told_why(
-    stack: LocalStack, tmp_path: Path, kind: str
+    stack: Cluster, tmp_path: Path, kind: str
 ) -> None:
     certificates(tmp_path / "strange", "me")
     url = stack.orchestrator_url
@@ -208,11 +205,11 @@ def test_a_command_without_the_right_certificate_learns_nothing_and_is_told_why(
 
 
 def test_the_metrics_say_when_the_certificates_end(
-    stack: LocalStack, folder: CertificateFolder
+    stack: Cluster, folder: CertificateFolder
 ) -> None:
     mine = TlsIdentity(str(folder.path / "operator"), serves=False)
     ends = TlsIdentity(str(folder.path / "node")).expires
-    for url in (stack.orchestrator_url, stack.nodes[0].control_url):
+    for url in (stack.orchestrator_url, stack.agents["node0"].control_url):
         connection = http.client.HTTPSConnection(
             urlsplit(url).netloc, timeout=SECONDS, context=mine.client
         )
@@ -225,23 +222,21 @@ def test_the_metrics_say_when_the_certificates_end(
         assert float(value) == ends
 
 
-def test_the_doctor_finds_certificates_in_order(
-    stack: LocalStack, folder: CertificateFolder
-) -> None:
+def test_the_doctor_finds_certificates_in_order(stack: Cluster, folder: CertificateFolder) -> None:
     operator = {"ALLFOLD_TLS_DIR": str(folder.path / "operator"), "ALLFOLD_TOKEN": "first"}
-    shown = allfold(stack, "doctor", **operator, ALLFOLD_SOCKET=stack.nodes[0].socket)
+    shown = allfold(stack, "doctor", **operator, ALLFOLD_SOCKET=stack.agents["node0"].socket)
     assert "the certificate is valid for" in shown.stdout, shown.stdout + shown.stderr
     assert "FAIL" not in shown.stdout.upper().replace("FAILED 0", "")
 
 
 @pytest.mark.long
 def test_handshakes_that_never_end_hold_few_descriptors_and_are_ended(
-    stack: LocalStack, folder: CertificateFolder
+    stack: Cluster, folder: CertificateFolder
 ) -> None:
     operator = {"ALLFOLD_TLS_DIR": str(folder.path / "operator"), "ALLFOLD_TOKEN": "first"}
     services = {
         urlsplit(stack.orchestrator_url).netloc: stack.services[0].pid,
-        urlsplit(stack.nodes[0].control_url).netloc: stack.services[1].pid,
+        urlsplit(stack.agents["node0"].control_url).netloc: stack.services[1].pid,
     }
     with ExitStack() as ending:
         for address, pid in services.items():
@@ -271,7 +266,7 @@ def test_handshakes_that_never_end_hold_few_descriptors_and_are_ended(
 
 @pytest.mark.long
 def test_an_agent_with_a_wrong_token_is_an_error_at_once_that_names_the_cure(
-    stack: LocalStack, folder: CertificateFolder, tmp_path: Path
+    stack: Cluster, folder: CertificateFolder, tmp_path: Path
 ) -> None:
     env = os.environ | {
         "ALLFOLD_TLS_DIR": str(folder.path / "node"),
@@ -312,7 +307,7 @@ def test_an_agent_with_a_wrong_token_is_an_error_at_once_that_names_the_cure(
 
 @pytest.mark.long
 def test_certificates_their_authority_and_the_token_change_while_a_job_runs(
-    stack: LocalStack, folder: CertificateFolder, token: Path, tmp_path: Path
+    stack: Cluster, folder: CertificateFolder, token: Path, tmp_path: Path
 ) -> None:
     job = SteadyJob(stack, tmp_path / "until")
     try:

@@ -33,7 +33,7 @@ LATE_SECONDS = 0.3
 def allfold_trace(services: Services, *arguments: str | Path) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "allfold.cli", "trace", *map(str, arguments)],
-        env=services.environment() | {"ALLFOLD_ORCHESTRATOR_URL": services.orchestrator_url},
+        env=services.env | {"ALLFOLD_ORCHESTRATOR_URL": services.orchestrator_url},
         capture_output=True,
         text=True,
         timeout=60,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.redis_server import RedisServer
+from allfold_cluster.redis_server import RedisServer
 from tests.conformance import programs, survival_programs
 from tests.support.processes.fixtures import pool_of_ranks, services_with
 from tests.support.processes.ranks import RankPool, results

@@ -74,6 +74,16 @@ def test_the_orchestrators_wheel_brings_every_file_of_the_dashboard(wheels: Path
 
 
 @pytest.mark.long
+def test_the_wheel_of_the_sdk_brings_the_package_that_starts_clusters(wheels: Path) -> None:
+    (wheel,) = wheels.glob("allfold-*.whl")
+    folder = ROOT / "client_sdk" / "src"
+    modules = {str(each.relative_to(folder)) for each in folder.glob("allfold_cluster/**/*.py")}
+    with ZipFile(wheel) as archive:
+        assert modules <= set(archive.namelist())
+    assert "allfold_cluster/cluster.py" in modules
+
+
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_wheels_in_an_empty_environment_run_the_quickstart(

@@ -14,11 +14,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from allfold.cli._stack import LocalStack
 from allfold_agent.http.connections import ConnectionLimits
-from allfold_core.security.idle_connections import MOST_IDLE, PATIENCE_SECONDS
-from allfold_core.security.request_limits import REQUEST_SECONDS
+from allfold_cluster import Cluster
 from allfold_core.wire.local_wire import MAX_MESSAGE, PROTOCOL_VERSION, Message, pack_json
+from allfold_service.connections import MOST_IDLE, PATIENCE_SECONDS
+from allfold_service.request_limits import REQUEST_SECONDS
 from tests.support.descriptors import descriptors
 from tests.support.processes.steady_job import SteadyJob
 from tests.support.waiting import wait_until
@@ -34,18 +34,19 @@ Place = tuple[str, int]
 
 
 @pytest.fixture(scope="module")
-def stack() -> Iterator[LocalStack]:
+def stack() -> Iterator[Cluster]:
     _, most = limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 8192), most))
-    with LocalStack(2) as stack:
+    with Cluster() as stack:
+        stack.start(2)
         yield stack
     resource.setrlimit(resource.RLIMIT_NOFILE, limit)
 
 
 @pytest.fixture(scope="module")
-def places(stack: LocalStack) -> dict[str, Place]:
+def places(stack: Cluster) -> dict[str, Place]:
     """Every port of the first node and of the orchestrator."""
-    node = stack.nodes[0]
+    node = stack.agents["node0"]
     urls = {
         "orchestrator": stack.orchestrator_url,
         "control": node.control_url,
@@ -56,7 +57,7 @@ def places(stack: LocalStack) -> dict[str, Place]:
 
 
 @pytest.fixture(scope="module")
-def job(stack: LocalStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SteadyJob]:
+def job(stack: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SteadyJob]:
     """A job that goes on; no op fails."""
     started = SteadyJob(stack, tmp_path_factory.mktemp("job") / "until")
     try:
@@ -67,7 +68,7 @@ def job(stack: LocalStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 @pytest.fixture(autouse=True)
-def bounds(stack: LocalStack, job: SteadyJob) -> Iterator[None]:
+def bounds(stack: Cluster, job: SteadyJob) -> Iterator[None]:
     """The services live, and stay small, and the job goes on."""
     before = [(memory(each.pid), descriptors(each.pid)) for each in stack.services]
     yield
@@ -77,7 +78,7 @@ def bounds(stack: LocalStack, job: SteadyJob) -> Iterator[None]:
         assert memory(service.pid) < bytes_before + MOST_GROWTH, service.name
         most, told = descriptors_before + 20, f"descriptors of {service.name} are back"
         wait_until(lambda pid=service.pid, most=most: descriptors(pid) <= most, told, SECONDS)  # type: ignore[misc]
-        log = (stack.folder / f"{service.name}.log").read_text(errors="replace")
+        log = stack.log_of(service.name).read_text(errors="replace")
         assert "Traceback" not in log, log[-3000:]
 
 
@@ -128,7 +129,7 @@ def test_requests_that_never_end_are_ended_on_every_port(places: dict[str, Place
 
 
 def test_idle_connections_by_the_thousand_hold_few_descriptors(
-    stack: LocalStack, places: dict[str, Place]
+    stack: Cluster, places: dict[str, Place]
 ) -> None:
     before = {each.name: descriptors(each.pid) for each in stack.services}
     with ExitStack() as ending:
@@ -172,7 +173,7 @@ def test_a_head_without_end_is_refused(places: dict[str, Place], port: str, begi
 @pytest.mark.parametrize("port", ["orchestrator", "control", "data"])
 @pytest.mark.parametrize("is_chunked", [False, True])
 def test_a_body_without_end_is_not_taken(
-    stack: LocalStack, places: dict[str, Place], port: str, is_chunked: bool
+    stack: Cluster, places: dict[str, Place], port: str, is_chunked: bool
 ) -> None:
     length = "Transfer-Encoding: chunked" if is_chunked else f"Content-Length: {1 << 40}"
     head = (
@@ -229,7 +230,7 @@ def flood(rank: socket.socket, seconds: float, message: Callable[[], bytes]) -> 
     return sent
 
 
-def test_garbage_of_a_rank_ends_its_own_connection_alone(stack: LocalStack) -> None:
+def test_garbage_of_a_rank_ends_its_own_connection_alone(stack: Cluster) -> None:
     dice = random.Random(0)
     hello = pack_json(Message.HELLO, {"protocol": PROTOCOL_VERSION, "pid": os.getpid()})
     kinds: list[Callable[[], bytes]] = [
@@ -242,6 +243,6 @@ def test_garbage_of_a_rank_ends_its_own_connection_alone(stack: LocalStack) -> N
         for _ in range(3):
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as rank:
                 rank.settimeout(SECONDS)
-                rank.connect(stack.nodes[0].socket)
+                rank.connect(stack.agents["node0"].socket)
                 rank.send(hello)
                 flood(rank, 0.5, kind)

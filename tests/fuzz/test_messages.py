@@ -19,8 +19,6 @@ from allfold_core.dtypes import Alias, DType
 from allfold_core.errors import InvalidArgument
 from allfold_core.json_object import read_object
 from allfold_core.operations import Fingerprint, Kind, ReduceOp
-from allfold_core.security import tokens
-from allfold_core.security.tokens import Tokens
 from allfold_core.wire import peer_link
 from allfold_core.wire.frames import HEADER_SIZE, FrameError, FrameHeader, FrameType, SharedRange
 from allfold_core.wire.local_wire import (
@@ -48,6 +46,8 @@ from allfold_core.wire.peer_link import (
 )
 from allfold_core.wire.state_wire import Block
 from allfold_orchestrator.links import messages
+from allfold_service import credentials as tokens
+from allfold_service.credentials import Tokens
 from tests.fuzz.effort import tries
 from tests.fuzz.mutations import mutated
 

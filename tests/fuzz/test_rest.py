@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from allfold.cli._stack import LocalStack
+from allfold_cluster import Cluster
 from tests import rest_page
 
 pytestmark = pytest.mark.slow
@@ -18,10 +18,11 @@ MODES = ("positive", "negative")  # what the document allows, and what it does n
 
 
 @pytest.fixture(scope="module")
-def stack() -> Iterator[LocalStack]:
-    with LocalStack() as stack:
+def stack() -> Iterator[Cluster]:
+    with Cluster() as stack:
+        stack.start()
         yield stack
-        logs = {each.name: (stack.folder / f"{each.name}.log") for each in stack.services}
+        logs = {each.name: stack.log_of(each.name) for each in stack.services}
         for name, log in logs.items():
             assert "Traceback" not in log.read_text(), name
 
@@ -42,7 +43,7 @@ def operations(document: Json) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(("method", "path", "mode"), found)
 
 
-def asking(stack: LocalStack, url: str) -> Ask:
+def asking(stack: Cluster, url: str) -> Ask:
     """A function that asks one operation of a service, in many ways."""
     # Imported here alone: it takes seconds, which each process that collects tests would spend.
     from tests.fuzz import requests
@@ -51,13 +52,13 @@ def asking(stack: LocalStack, url: str) -> Ask:
 
 
 @pytest.fixture(scope="module")
-def ask_orchestrator(stack: LocalStack) -> Ask:
+def ask_orchestrator(stack: Cluster) -> Ask:
     return asking(stack, stack.orchestrator_url)
 
 
 @pytest.fixture(scope="module")
-def ask_agent(stack: LocalStack) -> Ask:
-    return asking(stack, stack.nodes[0].control_url)
+def ask_agent(stack: Cluster) -> Ask:
+    return asking(stack, stack.agents["node0"].control_url)
 
 
 @operations(rest_page.orchestrator())

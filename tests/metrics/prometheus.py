@@ -13,9 +13,9 @@ from typing import Any, Self
 
 import yaml  # type: ignore[import-untyped]
 
-from allfold.cli._processes import Child, stop_all
+from allfold_cluster.ports import free_port
+from allfold_cluster.processes import Child, stop_all
 from tests.metrics_page import ALERTS
-from tests.support.processes.ports import free_port
 from tests.support.processes.services import Services
 from tests.support.waiting import wait_until
 
@@ -119,7 +119,7 @@ def _configuration(services: Services, token: Path) -> str:
     made = yaml.safe_load(CONFIGURATION.read_text())
     made["global"] = {"scrape_interval": _OFTEN, "evaluation_interval": _OFTEN}
     orchestrator, agents = made["scrape_configs"]
-    orchestrator["static_configs"][0]["targets"] = [f"127.0.0.1:{services.port}"]
+    orchestrator["static_configs"][0]["targets"] = [services.listen]
     (found,) = agents["http_sd_configs"]
     found["url"] = found["url"].replace("http://orchestrator:7400", services.orchestrator_url)
     found["refresh_interval"] = _SOON

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from allfold_core.incident import Cause
-from allfold_core.metrics import MetricType
+from allfold_service.metrics import MetricType
 from tests import grafana_dashboard, made_files
 from tests.metrics_page import ALERTS, METRICS, PAGE, alerts
 from tests.support.require import requires
@@ -134,13 +134,3 @@ def test_alerts_fire_when_they_should_and_else_not() -> None:
 def test_every_alert_has_a_test_of_its_rule() -> None:
     tested = Path(__file__).with_name("alerts_test.yml").read_text()
     assert [r["alert"] for r in alerts() if f"alertname: {r['alert']}\n" not in tested] == []
-
-
-def test_both_services_write_the_text_format_in_the_same_way() -> None:
-    """It is there twice: the core has no dependencies, and the services do not share code."""
-    places = ("node_agent/src/allfold_agent/control", "orchestrator/src/allfold_orchestrator/http")
-    agent, orchestrator = (
-        (made_files.ROOT / place / "exposition.py").read_text().partition("\n")[2]
-        for place in places
-    )
-    assert agent == orchestrator

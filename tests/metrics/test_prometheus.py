@@ -15,9 +15,9 @@ from urllib.error import HTTPError
 
 import pytest
 
-from allfold.cli._http import post
-from allfold_core.metrics import MetricType
-from benchmarks.redis_server import RedisServer
+from allfold_cluster.http import post
+from allfold_cluster.redis_server import RedisServer
+from allfold_service.metrics import MetricType
 from tests import grafana_dashboard
 from tests.grafana_dashboard import Panel
 from tests.metrics import programs

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from allfold_agent.agent import Agent
-from allfold_agent.http import addresses
 from allfold_agent.http.client import upgrade
 from allfold_agent.membership.link_request import LinkRequest
 from allfold_agent.settings import AgentSettings
+from allfold_cluster.ports import free_address
 from allfold_core.errors import AgentLost, NodeDraining
 from allfold_core.wire.peer_link import LINK_PROTOCOL, Hello, LinkMessage, LinkReader
+from allfold_service.addresses import bind
 from tests.support.credentials import transport
-from tests.support.processes.ports import free_address
 from tests.support.processes.services import Services
 from tests.support.waiting import until, wait_until
 
@@ -46,8 +46,8 @@ async def unregistered(folder: Path, data: socket.socket | None = None) -> Async
             "ALLFOLD_AGENT_THREADS": "1",
         }
     )
-    control = addresses.bind("127.0.0.1:0", "--flag")
-    agent = Agent(settings, control, data or addresses.bind("127.0.0.1:0", "--flag"))
+    control = bind("127.0.0.1:0", "--flag")
+    agent = Agent(settings, control, data or bind("127.0.0.1:0", "--flag"))
     control.close()
     agent.start()
     try:
@@ -72,7 +72,7 @@ def test_an_agent_whose_control_port_closes_goes_on_trying_to_register(
 
 def test_an_agent_has_links_at_its_data_port(tmp_path: Path) -> None:
     async def run() -> tuple[str, LinkMessage]:
-        data = addresses.bind("127.0.0.1:0", "--flag")
+        data = bind("127.0.0.1:0", "--flag")
         address = f"127.0.0.1:{data.getsockname()[1]}"
         async with unregistered(tmp_path, data) as agent:
             target = LinkRequest(agent.settings.name, agent.registration.incarnation).target

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from allfold_agent.settings import AgentSettings, variables
+from allfold_agent.settings import AgentSettings
 from allfold_orchestrator.wire import RegisterNode
 
-VARIABLES = {flag.removeprefix("--"): variable for variable, (flag, _) in variables().items()}
+OPTIONS = AgentSettings.options()
 NODE = {
     "node": "n",
     "incarnation": "i",
@@ -18,7 +18,7 @@ NODE = {
 
 
 def settings(flag: str, value: str) -> AgentSettings:
-    return AgentSettings.model_validate({VARIABLES[flag]: value})
+    return AgentSettings.model_validate({OPTIONS[flag.replace("-", "_")].key: value})
 
 
 @pytest.mark.parametrize(

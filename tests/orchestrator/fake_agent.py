@@ -13,10 +13,11 @@ import uvicorn
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, WebSocketException
 
-from allfold_orchestrator.http.app import create_app
-from allfold_orchestrator.http.server import address_of, bind, web_sockets
+from allfold_orchestrator.http.app import create_app, web_sockets
 from allfold_orchestrator.settings import Settings
 from allfold_orchestrator.store.store import Store
+from allfold_service.addresses import bind
+from allfold_service.server import address_of
 from tests.support.http_server import Server, serving
 from tests.support.waiting import DEADLINE_SECONDS, until, within
 
@@ -50,7 +51,7 @@ class Replica:
 async def replica(store: Store, **settings: Any) -> AsyncIterator[Replica]:
     """Serve the orchestrator on this store until the end of the block."""
     app = create_app(Settings(**{"lease_seconds": 60, **settings}), store)
-    with bind("127.0.0.1", 0) as sock:
+    with bind("127.0.0.1:0", "") as sock:
         config = uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1, **web_sockets())
         async with serving(Server(config), sock):
             served = Replica(address_of(sock), app)

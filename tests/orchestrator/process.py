@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import httpx
 
-from allfold.cli._processes import wait_for
+from allfold_cluster.processes import wait_for
 from tests.support.processes.services import START_SECONDS, Services
 from tests.support.waiting import wait_until
 
@@ -33,11 +33,12 @@ class OrchestratorProcess:
 
     def __exit__(self, *_: object) -> None:
         self.http.close()
-        self._services.__exit__()
+        self._services.close()
 
     def start(self, *, host: str = "127.0.0.1") -> None:
         """Returns once it listens."""
-        self._services.start_orchestrator(host)
+        self._services.listen = f"{host}:{self._services.listen.rpartition(':')[2]}"
+        self._services.start_orchestrator()
 
     def kill(self) -> None:
         """SIGKILL, as when the power fails."""

@@ -11,10 +11,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from allfold.cli._processes import Child, stop_all
+from allfold_cluster.processes import Child, stop_all
+from allfold_cluster.redis_server import RedisServer
 from allfold_orchestrator.store.redis_client import connect
 from allfold_orchestrator.store.store import Store
-from benchmarks.redis_server import RedisServer
 from tests.orchestrator.fake_agent import SECONDS, FakeAgent, Replica, agents, replica
 from tests.orchestrator.stopping_replica import STEPS
 from tests.support.processes.forked import start_module

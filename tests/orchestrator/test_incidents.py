@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
+from allfold_cluster.redis_server import RedisServer
 from allfold_core.errors import ServiceError
 from allfold_core.incident import LOST_SECONDS, Cause, Effect, Incident, rank_culprit
 from allfold_orchestrator.incidents import IncidentLog
 from allfold_orchestrator.store import retention
 from allfold_orchestrator.store.redis_client import connect
 from allfold_orchestrator.store.store import Store
-from benchmarks.redis_server import RedisServer
 from tests.orchestrator.api_client import ApiClient, serving
 from tests.orchestrator.conftest import MakeStore, ManualClock
 from tests.orchestrator.fake_agent import Replica, agents, replica

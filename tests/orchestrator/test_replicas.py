@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from allfold_cluster.redis_server import RedisServer
 from allfold_core.errors import ServiceError
 from allfold_orchestrator import background, plan_waits
 from allfold_orchestrator.membership.group_state import GroupState
@@ -17,7 +18,6 @@ from allfold_orchestrator.store import keys, redis_client
 from allfold_orchestrator.store import notifications as notifications
 from allfold_orchestrator.store.redis_client import connect
 from allfold_orchestrator.store.store import Store
-from benchmarks.redis_server import RedisServer
 from tests.orchestrator.api_client import ApiClient, body_of, serving
 from tests.orchestrator.conftest import Real
 from tests.support.waiting import until, within

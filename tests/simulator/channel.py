@@ -11,7 +11,7 @@ from websockets.frames import Close
 from allfold_agent.membership import control_socket
 from allfold_agent.membership.orchestrator_client import OrchestratorClient, outcome
 from allfold_core.errors import OrchestratorUnreachable
-from allfold_core.security.credentials import Credentials
+from allfold_service.credentials import Credentials
 from tests.simulator.network import Network
 from tests.support.virtual_loop import Process
 

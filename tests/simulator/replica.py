@@ -21,6 +21,7 @@ from allfold_orchestrator.store.failures import Refusal
 from allfold_orchestrator.store.redis_client import Client as RedisClient
 from allfold_orchestrator.store.store import Store
 from allfold_orchestrator.sweeper import Sweeper
+from allfold_service.answers import Answer
 from tests.simulator.store import Client
 from tests.support.virtual_loop import Process
 
@@ -87,7 +88,7 @@ class Replica:
             return error.status, MESSAGE.stamp({"error": error.to_dict()})
         return 200, answer.model_dump()
 
-    async def _answer(self, method: str, path: list[str], request: dict[str, Any]) -> wire.Answer:
+    async def _answer(self, method: str, path: list[str], request: dict[str, Any]) -> Answer:
         match method, path:
             case "POST", ["nodes"]:
                 body = wire.RegisterNode.model_validate(request["json"])

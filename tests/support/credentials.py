@@ -6,9 +6,8 @@ from pathlib import Path
 
 from allfold.cli._certs.folder import CertificateFolder
 from allfold_agent.http.transport import Transport
-from allfold_core.security.credentials import Credentials
-from allfold_core.security.tls import DEFAULT_NAME, TlsIdentity
-from allfold_core.security.tokens import Tokens
+from allfold_service.credentials import Credentials, Tokens
+from allfold_service.tls import DEFAULT_NAME, TlsIdentity
 
 
 def with_token(token: str | None = None) -> Credentials:

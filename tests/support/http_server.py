@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any
 
 import uvicorn
 
@@ -15,8 +16,8 @@ from tests.support.waiting import DEADLINE_SECONDS, until, within
 class Server(uvicorn.Server):
     """uvicorn, which looks ten times in a second for what it waits for, without its pauses."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
+    def __init__(self, *given: Any, **more: Any) -> None:
+        super().__init__(*given, **more)
         self._end = asyncio.Event()
 
     @contextmanager

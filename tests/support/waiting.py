@@ -7,27 +7,15 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from allfold_cluster.processes import wait_until
+
+__all__ = ["never", "until", "until_found", "wait_until", "within"]
+
 T = TypeVar("T")
 
 # No measure of anything: what is awaited may be a process that starts on a busy machine.
 DEADLINE_SECONDS = 30.0
 PAUSE_SECONDS = 0.01
-
-
-def wait_until(
-    condition: Callable[[], object],
-    what: str,
-    seconds: float = DEADLINE_SECONDS,
-    pause: float = PAUSE_SECONDS,
-) -> None:
-    """Return as soon as ``condition()`` is true; fail with ``what`` when it stays false.
-
-    Give a longer pause where to look is dear: what starts processes takes time from the awaited.
-    """
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
-        time.sleep(pause)
 
 
 async def until(

@@ -27,7 +27,7 @@ LISTEN = "dist.all_reduce(torch.ones(1))"
 
 def run(services: Services, folder: Path, *endings: str) -> list[subprocess.CompletedProcess[str]]:
     """Run one script per rank, to their ends."""
-    env = services.environment() | {"ALLFOLD_SOCKET": services.socket_of("node0")}
+    env = services.env | {"ALLFOLD_SOCKET": services.socket_of("node0")}
     with ExitStack() as stack:
         started = []
         for rank, ending in enumerate(endings):

@@ -48,7 +48,7 @@ def test_a_group_answers_the_name_that_the_script_compares_it_with(
 ) -> None:
     done = subprocess.run(
         [sys.executable, "-c", ALONE, has],
-        env=services.environment()
+        env=services.env
         | {"ALLFOLD_SOCKET": services.socket_of("node0"), "ALLFOLD_TORCH_REPLACE": "gloo,nccl"},
         capture_output=True,
         text=True,
@@ -85,7 +85,7 @@ def test_a_script_for_other_backends_runs_unchanged(services: Services, tmp_path
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     done = subprocess.run(
         [*launcher, "--nproc-per-node", "2", str(script)],
-        env=services.environment()
+        env=services.env
         | {"ALLFOLD_SOCKET": services.socket_of("node0"), "ALLFOLD_TORCH_REPLACE": "gloo,nccl"},
         cwd=ROOT,
         capture_output=True,

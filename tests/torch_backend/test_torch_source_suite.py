@@ -54,7 +54,7 @@ THREE_KINDS = """
 def environment(services: Services) -> Iterator[dict[str, str]]:
     sockets = ",".join(agent.socket for agent in services.agents.values())
     temporary = {"TMPDIR": str(services.folder)}
-    yield services.environment() | temporary | {"ALLFOLD_SOCKETS": sockets}
+    yield services.env | temporary | {"ALLFOLD_SOCKETS": sockets}
 
 
 @pytest.mark.long

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from allfold.cli._processes import Child, stop_all, wait_for
+from allfold_cluster.processes import Child, stop_all, wait_for
 from tests.support.processes.services import ROOT, Services
 from tests.support.tiers import long, one_in
 from tests.torch_backend.torch_suite_table import (
@@ -35,7 +35,7 @@ class Suite:
         self._log = services.folder / f"torch_suite_{backend}.log"
         sockets = ",".join(agent.socket for agent in services.agents.values())
         python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-        env = services.environment() | {"ALLFOLD_SOCKETS": sockets, "PYTHONPATH": python_path}
+        env = services.env | {"ALLFOLD_SOCKETS": sockets, "PYTHONPATH": python_path}
         env |= {"TORCH_SUITE_BACKEND": backend, "OMP_NUM_THREADS": "1"}
         env["TMPDIR"] = str(services.folder)  # torch leaves files behind
         with self._log.open("wb") as log:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from allfold.cli._processes import Child, stop_all, wait_for
+from allfold_cluster.processes import Child, stop_all, wait_for
 from tests.support.processes.services import ROOT, Services
 from tests.support.tiers import long
 
@@ -22,7 +22,7 @@ def run_by_torchrun(services: Services, *arguments: str) -> str:
     here = {"ALLFOLD_SOCKET": services.socket_of("node1"), "TMPDIR": str(services.folder)}
     log = services.folder / "torchrun.log"
     with log.open("wb") as out:
-        env = services.environment() | here
+        env = services.env | here
         command = [sys.executable, *launcher, *arguments]
         torchrun = Child("torchrun", command, env=env, stdout=out, stderr=subprocess.STDOUT)
     try:

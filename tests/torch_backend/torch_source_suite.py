@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from allfold.cli._processes import wait_for
+from allfold_cluster.processes import wait_for
 from tests.support.processes.services import ROOT, Services
 
 FILES = (
@@ -149,7 +149,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="af") as temporary, Services() as services:
         services.start_orchestrator()
         services.start_agents("node0", "node1")
-        environment = services.environment() | {
+        environment = services.env | {
             "ALLFOLD_SOCKETS": ",".join(agent.socket for agent in services.agents.values()),
             "TMPDIR": temporary,
         }

@@ -2,93 +2,47 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
 import logging
-import signal
 import sys
-from functools import partial
-from typing import Any, NoReturn
+from collections.abc import Sequence
 
-from pydantic import ValidationError
-
-from allfold_agent import __version__, settings
-from allfold_core import logs
+from allfold_agent import __version__
+from allfold_agent.settings import AgentSettings
 from allfold_core.errors import AllfoldError
+from allfold_service import logs
+from allfold_service.settings import EXIT_FAILED, read
 
 log = logging.getLogger("allfold_agent")
-
-EXIT_FAILED = 1
-EXIT_USAGE = 2
-_EXIT_STATUS = """\
-exit status:
-  0  the agent was told to end
-  1  it could not start, e.g. as a port is in use, or failed
-  2  a flag or a variable has a wrong value
-"""
 
 # Threads hand the interpreter to each other all the time here; the default of 5 ms is longer than
 # a small op takes.
 _SWITCH_SECONDS = 0.0005
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """End with one line; the usage of all flags would hide it."""
-        self.exit(EXIT_USAGE, f"{self.prog}: {message}; --help lists the flags\n")
-
-
-# Not pydantic-settings' own command line: it reads variables like NAME and THREADS as well, adds
-# a flag for each variable's name, and cannot say in one line which flag is wrong.
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="allfold-agent",
-        description="Run Allfold's node agent. Flags override the environment (in brackets).",
-        epilog=_EXIT_STATUS,
-        formatter_class=partial(argparse.RawDescriptionHelpFormatter, max_help_position=32),
-    )
-    for variable, (flag, field) in settings.variables().items():
-        told = field.default_factory is None and field.default
-        default = f" (default: {field.default})" if told else ""
-        parser.add_argument(
-            flag,
-            dest=variable,
-            metavar=flag.rpartition("-")[2].upper(),
-            help=f"{field.description}{default} [{variable}]",
-        )
-    parser.add_argument(
-        "--ready-file", metavar="PATH", help="file that is written, as JSON, once ranks can connect"
-    )
-    parser.add_argument("--version", action="version", version=__version__)
-    return parser
-
-
-def main(argv: list[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run the agent until it is told to end; return the exit status."""
-    # As process 1 of a container it would be deaf to SIGTERM until it serves.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    flags: dict[str, Any] = vars(_parser().parse_args(argv))
-    ready_file = flags.pop("ready_file")
-    try:
-        given = {name: value for name, value in flags.items() if value is not None}
-        chosen = settings.AgentSettings(**given)
-    except ValidationError as error:
-        for line in settings.explain(error):
-            print(f"allfold-agent: {line}", file=sys.stderr)
-        return EXIT_USAGE
-    logs.set_up(
-        chosen.log_format,
-        chosen.log_level,
+    settings, ready_file = read(
+        AgentSettings,
+        argv,
         service="agent",
-        instance=chosen.name,
+        about="Run Allfold's node agent.",
+        version=__version__,
+        ready="as JSON, once ranks can connect",
+    )
+    logs.set_up(
+        settings.log_format,
+        settings.log_level,
+        service="agent",
+        instance=settings.name,
         # That of websockets would show the token, which is in the head of a request.
         quiet=["uvicorn", "httpx", "websockets"],
     )
-    return _run(chosen, ready_file)
+    return _run(settings, ready_file)
 
 
-def _run(chosen: settings.AgentSettings, ready_file: str | None) -> int:
+def _run(settings: AgentSettings, ready_file: str | None) -> int:
     sys.setswitchinterval(_SWITCH_SECONDS)
     # Only now, because it loads torch, which takes seconds.
     from allfold_agent.service import serve
@@ -98,7 +52,7 @@ def _run(chosen: settings.AgentSettings, ready_file: str | None) -> int:
     gc.collect()
     gc.freeze()
     try:
-        asyncio.run(serve(chosen, ready_file))
+        asyncio.run(serve(settings, ready_file))
     except AllfoldError as error:
         log.error("%s", error)
         return EXIT_FAILED

@@ -62,6 +62,7 @@ from allfold_core.survival.suspicion import Charge
 from allfold_core.topology import Member
 from allfold_core.verdict import counted
 from allfold_core.wire.peer_link import GroupMessage
+from allfold_service.addresses import bound
 
 log = logging.getLogger(__name__)
 
@@ -155,11 +156,11 @@ class Agent:
 
     def _make_registration(self, control: socket.socket, data: socket.socket) -> Registration:
         settings = self.settings
-        bound = addresses.bound(control), addresses.bound(data)
+        ports = bound(control), bound(data)
         return Registration(
             self._orchestrator,
             settings.name,
-            lambda: _identify(settings, self.device_type, self._orchestrator.url, *bound),
+            lambda: _identify(settings, self.device_type, self._orchestrator.url, *ports),
             self.registry.all,
             lambda address: link_probe.measure(self.transport, address),
         )

@@ -1,39 +1,31 @@
-"""The orchestrator's configuration: environment variables, which command-line flags override.
-
-No name ends in ``_PORT`` or ``_SERVICE_HOST``: Kubernetes sets such variables in every container
-of a namespace, for every Service there is.
-"""
+"""The orchestrator's configuration: environment variables, which command-line flags override."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cached_property
-from typing import Self, get_args
+from typing import Self
 from urllib.parse import parse_qs, urlsplit
 
-from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field, field_validator, model_validator
 
 from allfold_core.errors import InvalidArgument
-from allfold_core.logs import LogFormat, LogLevel
-from allfold_core.security.credentials import Credentials
-from allfold_core.security.tls import DEFAULT_NAME, identity
-from allfold_core.security.tokens import Tokens, parse
 from allfold_orchestrator.membership.group_state import LinkSettings
 from allfold_orchestrator.store import sentinel
 from allfold_orchestrator.store.redis_client import EMBEDDED, read_password
+from allfold_service.addresses import split
+from allfold_service.credentials import Tokens, parse
+from allfold_service.settings import ServiceSettings, checked, variable
 
-PREFIX = "ALLFOLD_"
 _ONE_TOKEN_FOR_BOTH = "ALLFOLD_ADMIN_TOKEN and ALLFOLD_TOKEN must differ"
 
 
-class Settings(BaseSettings):
-    """One field per flag and variable ``ALLFOLD_<NAME>``; the description is the flag's help."""
+class Settings(ServiceSettings):
+    """The settings of an orchestrator, besides those of every service."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="ignore", frozen=True)
-
-    orchestrator_listen: str = Field(
-        default="127.0.0.1:7400", description="host:port of the API; port 0 takes any free port"
+    listen: str = variable(
+        "ALLFOLD_ORCHESTRATOR_LISTEN",
+        "host:port of the API; port 0 takes any free port",
+        default="127.0.0.1:7400",
     )
     redis_url: str = Field(
         default=EMBEDDED,
@@ -45,34 +37,15 @@ class Settings(BaseSettings):
         description="file with the password of Redis, where the URL has none; it is read again for "
         "each new connection",
     )
-    token: SecretStr | None = Field(
-        default=None,
-        description="join token that every request must bring; of several, with commas between, "
-        "the first is sent and all are accepted. Prefer the variable, since flags are visible to "
-        "all users of the machine",
-    )
-    token_file: str = Field(
+    admin_token: str = Field(
         default="",
-        description="file with the join token, where there is no ALLFOLD_TOKEN; read again when "
-        "it changes",
-    )
-    admin_token: SecretStr | None = Field(
-        default=None,
         description="token with which any node can be removed; opens all that the join token opens",
+        repr=False,
     )
     admin_token_file: str = Field(
         default="",
         description="file with the administrator's token, where there is no ALLFOLD_ADMIN_TOKEN; "
         "read again when it changes",
-    )
-    tls_dir: str = Field(
-        default="",
-        description="folder with tls.crt, tls.key and ca.crt: the API speaks TLS and asks for a "
-        "certificate of that authority; read again when they change (default: no TLS)",
-    )
-    tls_name: str = Field(
-        default=DEFAULT_NAME,
-        description="DNS name that the certificate of every service must carry",
     )
     lease_seconds: float = Field(
         default=5.0, gt=0, le=3600, description="a node that is silent for so long is lost"
@@ -94,18 +67,13 @@ class Settings(BaseSettings):
         allow_inf_nan=False,
         description="bytes per second in one direction (default: as agents measure it)",
     )
-    log_format: LogFormat = Field(
-        default="auto",
-        description="text, json (one object per line), or auto: text on a terminal, else json",
-    )
-    log_level: LogLevel = Field(
-        default="INFO", description="DEBUG, INFO, WARNING, ERROR or CRITICAL"
-    )
 
-    @field_validator("orchestrator_listen")
+    @field_validator("listen")
     @classmethod
     def _is_address(cls, value: str) -> str:
-        parse_address(value)
+        host, _ = checked(split, value)
+        if not host:
+            raise ValueError(f"must be host:port, got {value!r}")
         return value
 
     @field_validator("redis_url")
@@ -143,32 +111,10 @@ class Settings(BaseSettings):
             )
         return self
 
-    @field_validator("log_level", mode="before")
+    @field_validator("admin_token")
     @classmethod
-    def _in_capitals(cls, value: object) -> object:
-        """Accept lower case; what is wrong stays as it was written, for the message."""
-        capitals = value.upper() if isinstance(value, str) else value
-        return capitals if capitals in get_args(LogLevel) else value
-
-    @field_validator("token", "admin_token")
-    @classmethod
-    def _are_tokens(cls, value: SecretStr | None) -> SecretStr | None:
-        """An empty variable means "no token", as in a compose file with ``TOKEN: ${TOKEN:-}``."""
-        try:
-            found = parse("" if value is None else value.get_secret_value(), "the token")
-        except InvalidArgument as error:
-            raise ValueError(error.message) from error
-        return SecretStr(",".join(found)) if found else None
-
-    @cached_property
-    def credentials(self) -> Credentials:
-        """The join tokens and the certificate that these settings name.
-
-        Raises:
-            InvalidArgument: a file of theirs cannot be used.
-        """
-        tokens = Tokens(_text(self.token), self.token_file)
-        return Credentials(tokens, identity(self.tls_dir, self.tls_name))
+    def _are_admins(cls, value: str) -> str:
+        return cls._are_tokens(value)
 
     @cached_property
     def admins(self) -> Tokens:
@@ -177,16 +123,14 @@ class Settings(BaseSettings):
         Raises:
             InvalidArgument: the file cannot be used, or one of them is a join token.
         """
-        found = Tokens(
-            _text(self.admin_token), self.admin_token_file, variable="ALLFOLD_ADMIN_TOKEN"
-        )
+        found = Tokens(self.admin_token, self.admin_token_file, variable="ALLFOLD_ADMIN_TOKEN")
         if set(found.accepted) & set(self.credentials.tokens.accepted):
             raise InvalidArgument(_ONE_TOKEN_FOR_BOTH)
         return found
 
     @model_validator(mode="after")
     def _admins_are_told_apart(self) -> Self:
-        if set(_texts(self.admin_token)) & set(_texts(self.token)):
+        if set(_each(self.admin_token)) & set(_each(self.token)):
             raise ValueError(_ONE_TOKEN_FOR_BOTH)
         return self
 
@@ -205,39 +149,5 @@ class Settings(BaseSettings):
         return LinkSettings(self.link_latency, self.link_bandwidth)
 
 
-def _text(secret: SecretStr | None) -> str:
-    return "" if secret is None else secret.get_secret_value()
-
-
-def _texts(secret: SecretStr | None) -> tuple[str, ...]:
-    return parse(_text(secret), "the token")
-
-
-def parse_address(text: str) -> tuple[str, int]:
-    """Return the pair in ``host:port`` or ``[v6]:port``; ``ValueError`` says what is wrong."""
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdecimal() or int(port) > 65535:
-        raise ValueError(f"must be host:port, got {text!r}")
-    return host.removeprefix("[").removesuffix("]"), int(port)
-
-
-def flag_of(name: str) -> str:
-    """Return the command-line flag of a field."""
-    return f"--{name.removeprefix('orchestrator_').replace('_', '-')}"
-
-
-def variable_of(name: str) -> str:
-    """Return the environment variable of a field."""
-    return f"{PREFIX}{name.upper()}"
-
-
-def explain(error: ValidationError) -> Iterator[str]:
-    """Yield one line per wrong setting: its flag and variable, what was expected, what came."""
-    for problem in error.errors():
-        message = problem["msg"].replace("Input should be", "must be")
-        if problem["type"] == "value_error":
-            message = message.removeprefix("Value error, ")
-        else:
-            message += f", got {problem['input']!r}"
-        name = "_".join(str(part) for part in problem["loc"])
-        yield f"{flag_of(name)} ({variable_of(name)}): {message}" if name else message
+def _each(tokens: str) -> tuple[str, ...]:
+    return parse(tokens, "the token")

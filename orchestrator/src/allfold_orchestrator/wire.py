@@ -24,6 +24,7 @@ from allfold_core.plan import Plan
 from allfold_core.schedules.registry import SPELLING
 from allfold_core.schema import FIELD, MESSAGE
 from allfold_core.topology import LinkModel
+from allfold_service.answers import SCHEMA, Answer, Shown
 
 NAME_PATTERN = r"^[A-Za-z0-9._-]{1,128}$"
 _HOST = r"(\[[^\s/\[\]]{2,64}\]|[^\s/:@?#\[\]]{1,253})"
@@ -42,7 +43,6 @@ MAX_GROUPS_OF_A_NODE = 4096
 MAX_OVERRIDES = 64
 MAX_PAGE = 1000
 DEFAULT_PAGE = 100
-_SCHEMA = "The version of the messages. A newer one than the reader's is refused."
 
 
 def _has_a_port(address: str) -> str:
@@ -89,22 +89,10 @@ class Request(Given):
             "minimum": 0,
             "maximum": MESSAGE.number,
             "default": MESSAGE.number,
-            "description": _SCHEMA,
+            "description": SCHEMA,
         }
         document["properties"] = {FIELD: number, **document["properties"]}
         return document
-
-
-class Shown(BaseModel):
-    """A part of an answer."""
-
-    model_config = ConfigDict(frozen=True, serialize_by_alias=True)
-
-
-class Answer(Shown):
-    """The body of an answer."""
-
-    schema_: int = Field(default=MESSAGE.number, alias="schema", description=_SCHEMA)
 
 
 class Link(Given):
@@ -456,27 +444,6 @@ class IncidentList(Answer):
     incidents: list[IncidentReport]
 
 
-class Alive(Answer):
-    """The answer of a process that runs."""
-
-    status: Literal["ok"] = "ok"
-
-
-class Check(Shown):
-    """One condition of readiness."""
-
-    name: str
-    ok: bool
-    reason: str
-
-
-class Readiness(Answer):
-    """The readiness to serve requests, with every check."""
-
-    ready: bool
-    checks: list[Check]
-
-
 class Version(Answer):
     """The name and version of the service."""
 
@@ -492,17 +459,3 @@ class Facts(Answer):
     python: str
     now: float = Field(description="Its clock, in seconds since 1970.")
     needs_token: bool = Field(description="Whether requests must bring the join token.")
-
-
-class ErrorBody(Shown):
-    """An error as ``AllfoldError.to_dict`` writes it."""
-
-    code: str = Field(examples=["AF106"])
-    message: str
-    details: dict[str, Any]
-
-
-class ErrorAnswer(Answer):
-    """Every answer that is not a success."""
-
-    error: ErrorBody

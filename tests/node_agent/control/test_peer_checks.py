@@ -28,7 +28,7 @@ TOKEN = "a-join-token"
 
 def check(node: str = "b", control: str = "", data: str = "", **more: Any) -> dict[str, Any]:
     """Have a node check another one; return its findings."""
-    settings = AgentSettings.model_validate({"ALLFOLD_TOKEN": TOKEN, "ALLFOLD_AGENT_NAME": "a"})
+    settings = AgentSettings.model_validate({"token": TOKEN, "ALLFOLD_AGENT_NAME": "a"})
     app = make_app(
         cast(Agent, SimpleNamespace(settings=settings, transport=Transport(settings.credentials)))
     )

@@ -2,9 +2,8 @@
 
 import pytest
 
-from allfold_agent.http.addresses import bind, parse_address
+from allfold_agent.http.addresses import parse_address
 from allfold_core.errors import InvalidArgument
-from tests.support.nodelay import sends_at_once
 
 
 @pytest.mark.parametrize(
@@ -23,7 +22,3 @@ def test_addresses_are_host_and_port(address: str, parsed: tuple[str, int]) -> N
 def test_other_addresses_are_invalid(address: str) -> None:
     with pytest.raises(InvalidArgument):
         parse_address(address)
-
-
-def test_an_answer_on_a_kept_connection_does_not_wait_for_an_ack() -> None:
-    assert sends_at_once(bind("127.0.0.1:0", "--control"))

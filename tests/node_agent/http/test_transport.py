@@ -20,10 +20,9 @@ from allfold_agent.http.transport import Transport
 from allfold_agent.membership.link_probe import PROBE_PROTOCOL, PROBE_TARGET, measure
 from allfold_agent.tensors.offers import Offers
 from allfold_core.errors import AllfoldError, LocalError, PeerLost, ServiceError
-from allfold_core.security.credentials import Credentials
-from allfold_core.security.tls import TlsIdentity
-from allfold_core.security.tokens import Tokens
 from allfold_core.wire.frames import EDGE_PROTOCOL
+from allfold_service.credentials import Credentials, Tokens
+from allfold_service.tls import TlsIdentity
 from tests.support.credentials import certificates, with_tls
 from tests.support.waiting import wait_until
 

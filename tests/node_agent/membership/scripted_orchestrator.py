@@ -14,7 +14,9 @@ from starlette.websockets import WebSocketDisconnect
 
 from allfold_core.errors import AllfoldError
 from allfold_core.schema import MESSAGE
-from allfold_orchestrator.http.server import address_of, bind, web_sockets
+from allfold_orchestrator.http.app import web_sockets
+from allfold_service.addresses import bind
+from allfold_service.server import address_of
 from tests.support.http_server import Server, serving
 from tests.support.waiting import until
 
@@ -213,7 +215,7 @@ async def scripted_orchestrators(count: int = 1) -> AsyncIterator[list[ScriptedO
 @asynccontextmanager
 async def _served() -> AsyncIterator[ScriptedOrchestrator]:
     orchestrator = ScriptedOrchestrator()
-    with bind("127.0.0.1", 0) as sock:
+    with bind("127.0.0.1:0", "") as sock:
         orchestrator.url = f"http://{address_of(sock)}"
         app = orchestrator.app()
         config = uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1, **web_sockets())

@@ -7,11 +7,11 @@ from contextlib import AsyncExitStack
 
 import pytest
 
+from allfold_cluster.ports import free_address
 from tests.node_agent.membership.linked_node import linked_node
 from tests.node_agent.membership.scripted_orchestrator import (
     ScriptedOrchestrator,
 )
-from tests.support.processes.ports import free_address
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio

@@ -6,6 +6,7 @@ from threading import Event
 
 import pytest
 
+from allfold_cluster.ports import free_address
 from tests.node_agent.membership.link_nodes import (
     SECONDS,
     Node,
@@ -13,7 +14,6 @@ from tests.node_agent.membership.link_nodes import (
     link,
     nodes,
 )
-from tests.support.processes.ports import free_address
 from tests.support.waiting import wait_until
 
 

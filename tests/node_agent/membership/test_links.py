@@ -17,6 +17,7 @@ from allfold_agent.membership import link_dialling, links
 from allfold_agent.membership.link_dialling import Handover
 from allfold_agent.runtime.reactor import Reactor
 from allfold_agent.runtime.threads import start_thread
+from allfold_cluster.ports import free_address
 from allfold_core.errors import ServiceError
 from tests.node_agent.membership.link_nodes import (
     SECONDS,
@@ -29,7 +30,6 @@ from tests.node_agent.membership.link_nodes import (
     observe,
 )
 from tests.support.descriptors import descriptors
-from tests.support.processes.ports import free_address
 from tests.support.waiting import wait_until
 
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
+from allfold_cluster.ports import free_address
 from allfold_core.survival import suspicion
 from tests.node_agent.membership.link_nodes import SECONDS, Node, Wire, link, nodes
 from tests.node_agent.membership.link_peer import Charges, Peer, watched
-from tests.support.processes.ports import free_address
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
@@ -93,7 +93,7 @@ class Proxy:
         self._commands, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.chaos.proxy"], stdin=theirs.fileno(), cwd=ROOT
+                [sys.executable, "-m", "chaos.proxy"], stdin=theirs.fileno(), cwd=ROOT
             )
         self._answers = self._commands.makefile("rb")
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from allfold_core.topology import LinkModel
-from allfold_orchestrator.http.request_limits import OPEN_PATHS
+from allfold_orchestrator.http.app import OPEN_PATHS
 from allfold_orchestrator.settings import Settings
 from tests.orchestrator.api_client import ApiClient, body_of, error_of, serving
 from tests.support.waiting import until, within

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any, cast
+from typing import Any
 
 import httpx
 import pytest
@@ -173,7 +173,7 @@ async def test_so_many_may_watch_and_the_next_one_is_told(
 
 
 async def test_data_needs_the_token_and_the_page_does_not() -> None:
-    async with serving(Settings(lease_seconds=60, token=cast(Any, "secret"))) as api:
+    async with serving(Settings(lease_seconds=60, token="secret")) as api:
         for path in ("/v1/overview", "/v1/overview/events"):
             assert (await api.http.get(path)).status_code == 401
             wrong = {"Authorization": "Bearer wrong"}

@@ -12,6 +12,7 @@ from unittest.mock import AsyncMock
 
 import pytest
 
+from allfold_cluster.redis_server import RedisServer
 from allfold_core.errors import ServiceError
 from allfold_orchestrator import background
 from allfold_orchestrator.links import control_links
@@ -22,7 +23,6 @@ from allfold_orchestrator.membership.term_record import StoreLife, TermRecord
 from allfold_orchestrator.store import keys
 from allfold_orchestrator.store.redis_client import connect as connect_redis
 from allfold_orchestrator.store.store import Store
-from benchmarks.redis_server import RedisServer
 from tests.orchestrator.builders import lost
 from tests.orchestrator.conftest import Backend, MakeStore, Real
 from tests.orchestrator.fake_agent import SECONDS, agents, replica

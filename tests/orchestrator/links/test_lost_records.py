@@ -6,9 +6,9 @@ from contextlib import AsyncExitStack
 
 import pytest
 
+from allfold_cluster.redis_server import RedisServer
 from allfold_orchestrator.store.redis_client import connect as connect_redis
 from allfold_orchestrator.store.store import Store
-from benchmarks.redis_server import RedisServer
 from tests.orchestrator.fake_agent import FakeAgent, agents, replica
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]

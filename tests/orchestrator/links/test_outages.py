@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
+from allfold_cluster.redis_server import RedisServer
 from allfold_orchestrator import background
 from allfold_orchestrator.store.redis_client import connect
 from allfold_orchestrator.store.store import Store
-from benchmarks.redis_server import RedisServer
 from tests.orchestrator.conftest import ManualClock, Real
 from tests.orchestrator.fake_agent import FakeAgent, Replica, agents, replica
 from tests.support.waiting import until

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from allfold_cluster.redis_server import RedisServer
 from allfold_orchestrator.membership.term_record import StoreLife
 from allfold_orchestrator.store import keys
 from allfold_orchestrator.store.life import StoreLives
 from allfold_orchestrator.store.redis_client import connect
-from benchmarks.redis_server import RedisServer
 from tests.orchestrator.conftest import Backend, MakeStore
 
 pytestmark = pytest.mark.anyio

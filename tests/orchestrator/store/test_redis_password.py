@@ -9,9 +9,9 @@ import pytest
 from pydantic import ValidationError
 from redis.exceptions import AuthenticationError
 
-from allfold_orchestrator.settings import Settings, explain
+from allfold_cluster.redis_server import RedisServer
+from allfold_orchestrator.settings import Settings
 from allfold_orchestrator.store.redis_client import connect
-from benchmarks.redis_server import RedisServer
 
 pytestmark = pytest.mark.anyio
 
@@ -59,7 +59,7 @@ def test_a_file_without_a_password_is_refused_at_start(
         file.write_text(content)
     with pytest.raises(ValidationError) as refused:
         Settings(redis_password_file=str(file))
-    (line,) = explain(refused.value)
+    (line,) = Settings.explain(refused.value)
     assert line.startswith("--redis-password-file (ALLFOLD_REDIS_PASSWORD_FILE): ")
     assert said in line
     assert str(file) in line
@@ -71,7 +71,7 @@ def test_a_file_without_a_password_is_refused_at_start(
 def test_two_passwords_are_refused_and_not_shown(file: Path, url: str) -> None:
     with pytest.raises(ValidationError) as refused:
         Settings(redis_url=url, redis_password_file=str(file))
-    (line,) = explain(refused.value)
+    (line,) = Settings.explain(refused.value)
     assert "keep one of them" in line
     assert "secret" not in line
 

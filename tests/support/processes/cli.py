@@ -17,20 +17,16 @@ from pathlib import Path
 from click.testing import CliRunner, Result
 
 from allfold.cli._main import cli
+from allfold_cluster.environment import clean_environment
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
 _MARK = "TEST_MARK_OF_ALLFOLD"  # not a name that "allfold config" calls unknown
-# What a surrounding launcher may have left; a test says itself what a command finds.
-_FOREIGN = (
-    "ALLFOLD_",
-    "OMP_NUM_THREADS",
-    "MASTER_",
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_",
-    "TORCHELASTIC",
-)
+
+
+def _environment() -> dict[str, str]:
+    """Return this process's, without what a test says itself."""
+    return clean_environment("ALLFOLD_", "OMP_NUM_THREADS")
 
 
 @contextmanager
@@ -65,7 +61,7 @@ class Command:
         self.folder = folder
         self.temporary = Path(tempfile.mkdtemp(dir=folder))
         self._mark = uuid.uuid4().hex
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)}
+        inherited = _environment()
         ours = {"TMPDIR": str(self.temporary), _MARK: self._mark}
         self._out, self._err = (
             self.temporary.with_suffix(".out"),
@@ -202,7 +198,7 @@ def called(*arguments: str | Path, status: int = 0, env: Mapping[str, str] | Non
 
     A process of its own spends seconds on imports.
     """
-    foreign = {name: None for name in os.environ if name.startswith(_FOREIGN)}
+    foreign = dict.fromkeys(os.environ.keys() - _environment().keys())
     done = CliRunner().invoke(cli, list(map(str, arguments)), env={**foreign, **(env or {})})
     assert done.exit_code == status, (done.output, done.exception)
     return done

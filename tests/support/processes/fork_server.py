@@ -25,7 +25,7 @@ _IMPORTED = (
     "allfold",
     "allfold_agent.service",
     "allfold_orchestrator.http.app",
-    "allfold_orchestrator.http.server",
+    "allfold_service.server",
     "torch.distributed",
     "torch.nn.parallel",
 )

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, cast
 
-from allfold.cli._processes import Child, stop_all
+from allfold_cluster.processes import Child, stop_all
 
 _ANSWER_SECONDS = 60.0
 _ANSWER_BYTES = 4096

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
-from allfold.cli._processes import stop_all, wait_for
+from allfold_cluster.processes import stop_all, wait_for
 from allfold_core.errors import AllfoldError, from_dict
 from tests.support.processes import rank_worker
 from tests.support.processes.forked import start_module
@@ -66,7 +66,7 @@ class Rank:
             self._child = start_module(
                 name,
                 ["tests.support.processes.rank_worker"],
-                services.environment() | {"PYTHONPATH": _python_path()},
+                services.env | {"PYTHONPATH": _python_path()},
                 stdin=theirs.fileno(),
                 output=log.fileno(),
             )

@@ -10,9 +10,9 @@ from typing import Self
 from redis import Redis
 from redis.exceptions import RedisError
 
-from allfold.cli._processes import Child, stop_all
-from benchmarks.redis_server import RedisServer
-from tests.support.processes.ports import free_port
+from allfold_cluster.ports import free_port
+from allfold_cluster.processes import Child, stop_all
+from allfold_cluster.redis_server import RedisServer
 from tests.support.waiting import wait_until
 
 NAME = "mymaster"

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from allfold.cli._stack import LocalStack
+from allfold_cluster import Cluster
 from tests.support.processes.services import ROOT
 
 _SECONDS = 60.0
@@ -49,12 +49,12 @@ class SteadyJob:
         ranks: their processes.
     """
 
-    def __init__(self, stack: LocalStack, until: Path) -> None:
+    def __init__(self, stack: Cluster, until: Path) -> None:
         self._until = until
         self.ranks = [
             subprocess.Popen(
                 [sys.executable, "-c", _RANK, str(until), str(rank)],
-                env=os.environ | stack.environment(rank),
+                env=os.environ | stack.environment(f"node{rank}"),
                 cwd=ROOT,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

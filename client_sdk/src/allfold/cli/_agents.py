@@ -9,7 +9,8 @@ from collections.abc import Iterable
 import click
 
 from allfold._agent_socket import RETRY_SECONDS, connect, nobody_listens
-from allfold.cli._processes import Interrupts, wait_for
+from allfold_cluster.processes import wait_for
+from allfold_cluster.signals import Interrupts
 from allfold_core.group_options import checked_seconds
 
 PATIENCE_SECONDS = 5.0

@@ -10,8 +10,8 @@ from urllib.parse import quote
 
 import click
 
-from allfold.cli._http import NoAnswer, post
 from allfold.cli._parameters import Seconds, orchestrator_option, orchestrators, token
+from allfold_cluster.http import NoAnswer, post
 from allfold_core.errors import OrchestratorUnreachable
 from allfold_core.in_flight import ranks_in_words
 

@@ -10,8 +10,8 @@ from threading import Event, Thread
 from time import time
 from typing import Self
 
-from allfold.cli._http import NoAnswer, get_json
 from allfold.cli._parameters import orchestrators, token
+from allfold_cluster.http import NoAnswer, get_json
 from allfold_core.errors import AllfoldError
 from allfold_core.incident import Cause, Effect, Incident, from_dict
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Set
 from typing import Any
 from urllib.parse import quote
 
-from allfold.cli._http import NoAnswer, get_json
 from allfold.cli._parameters import orchestrators, token
+from allfold_cluster.http import NoAnswer, get_json
 from allfold_core.errors import AllfoldError
 
 _ANSWER_SECONDS = 1.0

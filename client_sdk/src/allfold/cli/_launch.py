@@ -15,10 +15,11 @@ from allfold.cli._incident_watch import IncidentWatch
 from allfold.cli._latecomers import Latecomers
 from allfold.cli._launch_spec import LaunchSpec
 from allfold.cli._output import Output
-from allfold.cli._processes import Child, HasFileno, Interrupts, stop_all, wait_for
 from allfold.cli._rank_process import RankProcess, RankStream
 from allfold.cli._restarts import Restarts
-from allfold.cli._stack import LocalStack
+from allfold_cluster import Cluster
+from allfold_cluster.processes import Child, HasFileno, stop_all, wait_for
+from allfold_cluster.signals import Interrupts
 from allfold_core.errors import ServiceError
 from allfold_core.verdict import name_ranks
 
@@ -62,13 +63,13 @@ class Launch:
         spec: LaunchSpec,
         policy: Policy,
         interrupts: Interrupts,
-        stack: LocalStack | None = None,
+        cluster: Cluster | None = None,
     ) -> None:
         self._spec = spec
         self._policy = policy
         self._interrupts = interrupts
-        self._stack = stack
-        self._services = list(stack.services) if stack else []
+        self._cluster = cluster
+        self._services = list(cluster.services) if cluster else []
         self._out = Output(_STDOUT, prefix=policy.prefix)
         self._err = Output(_STDERR, prefix=policy.prefix)
         self._ending = Ending(policy.grace, policy.keep_going)
@@ -103,8 +104,8 @@ class Launch:
         return self._ending.exit_status
 
     def _watch_incidents(self) -> IncidentWatch:
-        """Watch those of this run: of a stack of its own all, else those of its group."""
-        group = "" if self._stack is not None else self._spec.group
+        """Watch those of this run: of a cluster of its own all, else those of its group."""
+        group = "" if self._cluster is not None else self._spec.group
         return IncidentWatch({**self._env, **self._spec.nodes[0]}, group)
 
     def _start(self, number: int) -> None:
@@ -135,7 +136,7 @@ class Launch:
         if cause.is_consequence:
             self._failed[cause.rank].show_folded()  # of all alike, one is shown
         notes = self._incidents.finish(cause.rank)
-        advice = [*self._folding.advice, *([] if self._stack else [_LOOK_AT_AGENTS])]
+        advice = [*self._folding.advice, *([] if self._cluster else [_LOOK_AT_AGENTS])]
         for note in self._failures.summary(self._ended_well, advice):
             self._note(note)
         for note in notes:
@@ -292,8 +293,8 @@ class Launch:
     def _service_ended(self, service: Child) -> None:
         """Report it. The ranks go on: they notice what they need, and may need nothing of it."""
         self._services.remove(service)
-        if self._stack is not None:
-            self._note(self._stack.end_report(service))
+        if self._cluster is not None:
+            self._note(self._cluster.end_report(service))
 
     # --- the end
 

@@ -12,8 +12,8 @@ import click
 from allfold_core.errors import InvalidArgument
 from allfold_core.operations import AUTO
 from allfold_core.schedules.registry import parse_strategy
-from allfold_core.security.tokens import Tokens
 from allfold_core.service_url import service_url
+from allfold_service.credentials import Tokens
 
 DEFAULT_ORCHESTRATOR = "http://127.0.0.1:7400"
 orchestrator_option = click.option(

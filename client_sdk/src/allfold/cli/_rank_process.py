@@ -11,8 +11,8 @@ from typing import IO
 from allfold.cli._failures import Failure
 from allfold.cli._folding import Folding
 from allfold.cli._output import LineCutter, Output
-from allfold.cli._processes import Child, wait_for
 from allfold.cli._tracebacks import Traceback, TracebackReader
+from allfold_cluster.processes import Child, wait_for
 
 _READ_BYTES = 64 * 1024
 # A pipe holds 1 MiB at most, and 64 KiB unless somebody enlarged it.

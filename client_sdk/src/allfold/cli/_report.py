@@ -9,7 +9,7 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlencode
 
-from allfold.cli._http import NoAnswer, get_json
+from allfold_cluster.http import NoAnswer, get_json
 from allfold_core.errors import (
     AgentUnreachable,
     LocalError,

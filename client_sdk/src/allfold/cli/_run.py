@@ -13,8 +13,9 @@ from allfold.cli._agents import await_agents
 from allfold.cli._launch import Launch, Policy
 from allfold.cli._launch_spec import LaunchSpec, common_environment, make_group_name, place
 from allfold.cli._parameters import Seconds
-from allfold.cli._processes import Interrupted, Interrupts
-from allfold.cli._stack import LocalStack, socket_path
+from allfold_cluster import Cluster
+from allfold_cluster.environment import socket_path
+from allfold_cluster.signals import Interrupted, Interrupts
 from allfold_core.errors import InvalidArgument
 from allfold_core.verdict import counted
 
@@ -120,16 +121,17 @@ def run(
     )
     with ExitStack() as ending:
         interrupts = ending.enter_context(Interrupts())
-        stack = None
+        cluster = None
         try:
             await_agents(sockets, interrupts)
             if not sockets:
-                stack = ending.enter_context(LocalStack(count, interrupts=interrupts))
+                cluster = ending.enter_context(Cluster(interrupts=interrupts))
+                cluster.start(count)
         except Interrupted as interrupted:
             sys.exit(interrupted.status)
         spec = LaunchSpec(
             command=_command(module, script, arguments),
-            nodes=_node_environments(sockets, stack),
+            nodes=_node_environments(sockets, cluster),
             per_node=nproc_per_node,
             group=group,
             first_node=first_node,
@@ -139,12 +141,12 @@ def run(
         env, notes = common_environment(os.environ, spec)
         for note in notes:
             click.echo(f"allfold: {note}", err=True)
-        status = Launch(spec, policy, interrupts, stack).run(env)
+        status = Launch(spec, policy, interrupts, cluster).run(env)
     sys.exit(status)
 
 
 def _sockets(nodes: int | None, agents: tuple[str, ...]) -> list[str]:
-    """The running agents to use; none when a stack is to be started."""
+    """The running agents to use; none when a cluster is to be started."""
     inherited = os.environ.get("ALLFOLD_SOCKET")
     if agents and nodes not in (None, len(agents)):
         raise click.UsageError(
@@ -168,7 +170,7 @@ def _command(module: bool, script: str, arguments: tuple[str, ...]) -> list[str]
     return [sys.executable, *(["-m"] if module else []), script, *arguments]
 
 
-def _node_environments(sockets: list[str], stack: LocalStack | None) -> list[dict[str, str]]:
-    if stack is not None:
-        return [stack.environment(number) for number in range(len(stack.nodes))]
+def _node_environments(sockets: list[str], cluster: Cluster | None) -> list[dict[str, str]]:
+    if cluster is not None:
+        return [cluster.environment(name) for name in cluster.agents]
     return [{"ALLFOLD_SOCKET": path} for path in sockets]

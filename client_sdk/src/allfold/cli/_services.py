@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from allfold.cli._stack import require
+from allfold_cluster.environment import require
 
 _PASS_ON = {"ignore_unknown_options": True, "help_option_names": []}
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import click
 
-from allfold.cli._processes import HasFileno, Interrupted, Interrupts, wait_for
-from allfold.cli._stack import LocalStack
+from allfold_cluster import Cluster
+from allfold_cluster.processes import HasFileno, wait_for
+from allfold_cluster.signals import Interrupted, Interrupts
 from allfold_core.errors import ServiceError
 
 
@@ -27,51 +28,52 @@ def up(nodes: int, redis_url: str, listen: str, as_json: bool) -> None:
     """
     with Interrupts() as interrupts:
         try:
-            stack = LocalStack(nodes, listen=listen, redis_url=redis_url, interrupts=interrupts)
-            with stack:
-                click.echo(_as_json(stack) if as_json else _exports(stack))
-                _watch(stack, interrupts)
+            with Cluster(listen=listen, redis_url=redis_url, interrupts=interrupts) as cluster:
+                cluster.start(nodes)
+                click.echo(_as_json(cluster) if as_json else _exports(cluster))
+                _watch(cluster, interrupts)
         except Interrupted as interrupted:
             sys.exit(interrupted.status)
 
 
-def _watch(stack: LocalStack, interrupts: Interrupts) -> None:
+def _watch(cluster: Cluster, interrupts: Interrupts) -> None:
     """Return never: a signal or the death of a service comes."""
-    watched: list[HasFileno] = [interrupts, *stack.services]
+    watched: list[HasFileno] = [interrupts, *cluster.services]
     while True:
         wait_for(watched, None)
         interrupts.raise_if_pending()
-        for service in stack.services:
+        for service in cluster.services:
             if service.ended:
-                raise ServiceError(stack.end_report(service))
+                raise ServiceError(cluster.end_report(service))
 
 
-def _as_json(stack: LocalStack) -> str:
+def _as_json(cluster: Cluster) -> str:
     return json.dumps(
         {
-            "orchestrator_url": stack.orchestrator_url,
-            "token": stack.token,
+            "orchestrator_url": cluster.orchestrator_url,
+            "token": cluster.token,
             "pid": os.getpid(),
             "nodes": [
                 {"name": each.name, "socket": each.socket, "control_url": each.control_url}
-                for each in stack.nodes
+                for each in cluster.agents.values()
             ],
         }
     )
 
 
-def _exports(stack: LocalStack) -> str:
+def _exports(cluster: Cluster) -> str:
     """Lines to paste into a shell; all but the first node's socket are comments."""
     lines = [
-        f"# Allfold is up: {len(stack.nodes)} node(s), orchestrator at {stack.orchestrator_url}.",
+        f"# Allfold is up: {len(cluster.agents)} node(s), orchestrator at "
+        f"{cluster.orchestrator_url}.",
         "# In another shell (Ctrl-C here ends all of it):",
-        f"export ALLFOLD_TOKEN={stack.token}",
-        f"export ALLFOLD_ORCHESTRATOR_URL={stack.orchestrator_url}",
+        f"export ALLFOLD_TOKEN={cluster.token}",
+        f"export ALLFOLD_ORCHESTRATOR_URL={cluster.orchestrator_url}",
     ]
     if folder := os.environ.get("ALLFOLD_TLS_DIR"):
         lines.append(f"export ALLFOLD_TLS_DIR={shlex.quote(str(Path(folder).absolute()))}")
     if name := os.environ.get("ALLFOLD_TLS_NAME"):
         lines.append(f"export ALLFOLD_TLS_NAME={shlex.quote(name)}")
-    for number, node in enumerate(stack.nodes):
+    for number, node in enumerate(cluster.agents.values()):
         lines.append(f"{'# or: ' if number else ''}export ALLFOLD_SOCKET={node.socket}")
     return "\n".join(lines)

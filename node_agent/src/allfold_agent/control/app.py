@@ -4,47 +4,39 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, Field
-from starlette.exceptions import HTTPException
+from fastapi import FastAPI
 
 from allfold_agent import __version__
 from allfold_agent.agent import Agent
 from allfold_agent.control.facts import add_facts
 from allfold_agent.control.flight import add_flight
-from allfold_agent.control.health import add_health
 from allfold_agent.control.history import add_history
 from allfold_agent.control.metrics import add_metrics
 from allfold_agent.control.peer_checks import add_peer_checks
-from allfold_agent.control.status import add_status
-from allfold_agent.http.guard import Guard, StampedResponse
-from allfold_core.errors import AllfoldError, InvalidArgument, LocalError, ServiceError
-from allfold_core.schema import MESSAGE
-
-
-class ErrorBody(BaseModel):
-    """An error as ``AllfoldError.to_dict`` writes it."""
-
-    code: str = Field(examples=["AF106"])
-    message: str
-    details: dict[str, Any]
-
-
-class ErrorAnswer(BaseModel):
-    """Every answer that is not a success."""
-
-    schema_: int = Field(default=MESSAGE.number, alias="schema")
-    error: ErrorBody
-
+from allfold_agent.control.status import add_status, problem_of
+from allfold_service.answers import (
+    Answer,
+    ErrorAnswer,
+    StampedResponse,
+    TokenGate,
+    answer_errors,
+)
+from allfold_service.health import Check, probes
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
     "default": {"model": ErrorAnswer, "description": "A failure; the status is its class's."}
 }
 
 
+class Version(Answer):
+    """The name and version of the service."""
+
+    name: str
+    version: str
+
+
 def make_app(agent: Agent) -> FastAPI:
-    """The control port's application for one agent."""
+    """Return the control port's application for one agent."""
     app = FastAPI(
         title="Allfold node agent",
         version=__version__,
@@ -54,9 +46,16 @@ def make_app(agent: Agent) -> FastAPI:
         docs_url=None,
         redoc_url=None,
     )
-    app.add_middleware(Guard, tokens=agent.settings.credentials.tokens)
-    _add_errors(app)
-    add_health(app, agent)
+    # No route of this port reads a body, so that none needs a limit.
+    tokens = agent.settings.credentials.tokens
+    app.add_middleware(TokenGate, service="node agent", tokens=tokens)
+    answer_errors(app, "node agent")
+
+    async def checks() -> list[Check]:
+        reason = problem_of(agent)
+        return [Check(name="orchestrator", ok=reason is None, reason=reason or "")]
+
+    app.include_router(probes(Version(name="allfold-agent", version=__version__), checks))
     add_status(app, agent)
     add_history(app, agent)
     add_facts(app, agent)
@@ -64,36 +63,3 @@ def make_app(agent: Agent) -> FastAPI:
     add_metrics(app, agent)
     add_flight(app, agent)
     return app
-
-
-def _error(error: AllfoldError, status: int | None = None) -> StampedResponse:
-    return StampedResponse({"error": error.to_dict()}, status_code=status or error.status)
-
-
-def _add_errors(app: FastAPI) -> None:
-    @app.exception_handler(AllfoldError)
-    async def refuse(_: Request, error: AllfoldError) -> StampedResponse:
-        return _error(error)
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> StampedResponse:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        return _error(InvalidArgument(f"{place}: {first['msg']}, got {first.get('input')!r}"))
-
-    @app.exception_handler(HTTPException)
-    async def refuse_request(request: Request, error: HTTPException) -> StampedResponse:
-        """Starlette's own refusals: unknown paths and methods, broken bodies."""
-        answer = _error(LocalError(f"{_asked(request)}: {error.detail}"), error.status_code)
-        answer.headers.update(error.headers or {})
-        return answer
-
-    @app.exception_handler(Exception)
-    async def report_bug(request: Request, error: Exception) -> StampedResponse:
-        """A bug. The log has the traceback; the caller learns the request that failed."""
-        message = f"the node agent failed on {_asked(request)}; see its log"
-        return _error(ServiceError(message, cause=type(error).__name__), 500)
-
-
-def _asked(request: Request) -> str:
-    return f"{request.method} {request.url.path}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from allfold_core.metrics import counter, gauge, histogram
+from allfold_service.metrics import counter, gauge, histogram
 
 _SAMPLED = (
     "Ops in the short lane are done by ranks alone, so lane=short has a sample of them, up to the "

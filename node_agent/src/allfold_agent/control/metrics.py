@@ -11,15 +11,14 @@ from fastapi import FastAPI, Response
 from allfold_agent import __version__
 from allfold_agent.agent import Agent
 from allfold_agent.control import catalogue
-from allfold_agent.control.exposition import CONTENT_TYPE, Exposition
-from allfold_agent.control.health import problem_of
+from allfold_agent.control.status import problem_of
 from allfold_agent.edges.edge_request import Lane
 from allfold_agent.groups.group import Group
 from allfold_agent.groups.waiting import waiting_ops
 from allfold_agent.observation.tcp import sending
 from allfold_core.errors import error_classes
 from allfold_core.incident import Cause
-from allfold_core.metrics import Values
+from allfold_service.metrics import CONTENT_TYPE, Exposition, Values
 
 MOST_GROUPS = 64
 OTHERS = "(others)"

@@ -8,7 +8,6 @@ from typing import Any
 from fastapi import FastAPI
 
 from allfold_agent.agent import Agent
-from allfold_agent.control.health import problem_of
 from allfold_agent.edges.connection import EdgeCounters
 from allfold_agent.edges.edge_request import Lane
 from allfold_agent.groups.group import Group
@@ -35,6 +34,11 @@ def add_status(app: FastAPI, agent: Agent) -> None:
             "incidents": [each.to_dict() for each in agent.incidents.open_ones()],
             "groups": [describe_group(group) for group in agent.registry.all()],
         }
+
+
+def problem_of(agent: Agent) -> str | None:
+    """Return the reason for which no rank can join at the moment; ``None`` if ranks can."""
+    return agent.draining.problem or agent.registration.problem
 
 
 def describe_group(group: Group) -> Json:

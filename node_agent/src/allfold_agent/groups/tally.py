@@ -6,7 +6,7 @@ from collections import Counter
 
 from allfold_agent.groups.flight_recorder import OpRecord, State
 from allfold_agent.runtime.locks import make_lock
-from allfold_core.metrics import Histogram
+from allfold_service.metrics import Histogram
 
 LONG, SHORT = "long", "short"
 # From an op among ranks of one node to one that waits for a rank that has lost its way.

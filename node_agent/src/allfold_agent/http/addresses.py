@@ -1,29 +1,17 @@
-"""Addresses: host and port, and the address under which others reach the agent."""
+"""The addresses of other agents, and those under which others reach this one."""
 
 from __future__ import annotations
 
-import errno
 import re
 import socket
 from ipaddress import IPv6Address
 from urllib.parse import urlsplit
 
 from allfold_core.errors import InvalidArgument, ServiceError
+from allfold_service.addresses import join, split
 
 _WILDCARDS = ("0.0.0.0", "::", "")
 _HOST = re.compile(r"[^\s/:@?#\[\]]{1,253}")
-
-
-def split(address: str) -> tuple[str, int]:
-    """Return host and port of an address to listen on; port 0 means any free port.
-
-    Raises:
-        InvalidArgument: it is not ``host:port``.
-    """
-    host, colon, port = address.rpartition(":")
-    if not (colon and port.isascii() and port.isdigit() and int(port) < 65536):
-        raise InvalidArgument(f"must be host:port, got {address!r}")
-    return host.strip("[]"), int(port)
 
 
 def is_wildcard(address: str) -> bool:
@@ -48,40 +36,6 @@ def checked_host(host: str) -> str:
     return host
 
 
-def bind(address: str, setting: str) -> socket.socket:
-    """Return a bound socket for ``host:port``; port 0 takes any free port.
-
-    Args:
-        setting: how the address is set, for the error: ``--data or ALLFOLD_AGENT_DATA_LISTEN``.
-
-    Raises:
-        ServiceError: that is no address of this machine, or the port is in use.
-    """
-    host, port = split(address)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio sets TCP_NODELAY where it sees that a socket is of TCP. Without it answers on a kept
-    # connection wait 40 ms for an ACK, as their heads and bodies are written apart.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        other_way = ", or end what listens there" if error.errno == errno.EADDRINUSE else ""
-        raise ServiceError(
-            f"cannot listen on {address}: {error.strerror}. Choose another address with "
-            f"{setting}{other_way}.",
-            address=address,
-        ) from error
-    return listener
-
-
-def bound(listener: socket.socket) -> tuple[str, int]:
-    """Return host and port to which a listener is bound."""
-    host, port = listener.getsockname()[:2]
-    return host, port
-
-
 def parse_address(address: str) -> tuple[str, int]:
     """Host and port of ``host:port``; an IPv6 host stands in brackets."""
     host, colon, port = address.rpartition(":")
@@ -92,11 +46,6 @@ def parse_address(address: str) -> tuple[str, int]:
     if not (host and colon and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
         raise InvalidArgument(f"address {address!r} is not host:port", address=address)
     return host, int(port)
-
-
-def join(host: str, port: int) -> str:
-    """``host:port``, with the brackets that an IPv6 address needs."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def local(bound: tuple[str, int]) -> str:

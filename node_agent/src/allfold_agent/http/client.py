@@ -34,8 +34,8 @@ from allfold_core.errors import (
     from_dict,
 )
 from allfold_core.json_object import read_object
-from allfold_core.security import tls
-from allfold_core.security.tokens import Tokens
+from allfold_service import tls
+from allfold_service.credentials import Tokens
 
 BODY_LIMIT = 64 * 1024
 _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)

@@ -11,8 +11,8 @@ from allfold_agent.http.server import close_gently, refuse_blindly
 from allfold_agent.http.wire import arm, shortcut
 from allfold_agent.runtime.tunnels import Tunnels
 from allfold_core.errors import InvalidArgument, LocalError
-from allfold_core.security.credentials import Credentials
-from allfold_core.security.tls import TlsIdentity, explain
+from allfold_service.credentials import Credentials
+from allfold_service.tls import TlsIdentity, explain
 
 _PLAIN = Credentials()
 _CLOSE_SECONDS = 1.0

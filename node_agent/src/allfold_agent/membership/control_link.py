@@ -27,8 +27,8 @@ from allfold_agent.membership.pauses import Pauses
 from allfold_agent.membership.registration import Registration
 from allfold_core.errors import AllfoldError, Evicted, OrchestratorUnreachable, ServiceError
 from allfold_core.incident import Incident
-from allfold_core.security.credentials import Credentials
 from allfold_core.survival.suspicion import Charge
+from allfold_service.credentials import Credentials
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 
 from allfold_agent.membership.orchestrator_client import Forgotten
 from allfold_core.errors import AllfoldError, LocalError, OrchestratorUnreachable, ServiceError
-from allfold_core.security.credentials import Credentials
-from allfold_core.security.tls import TlsIdentity
+from allfold_service.credentials import Credentials
+from allfold_service.tls import TlsIdentity
 
 _OPEN_SECONDS = 3.0
 _CLOSE_SECONDS = 1.0

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from allfold_core.errors import AllfoldError, OrchestratorUnreachable, ServiceError, from_dict
 from allfold_core.schema import MESSAGE, UnknownSchema
-from allfold_core.security.credentials import Credentials
+from allfold_service.credentials import Credentials
 
 _CONNECT_SECONDS = 3.0
 

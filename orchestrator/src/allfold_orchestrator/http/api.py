@@ -16,6 +16,7 @@ from allfold_orchestrator.http.plan_bodies import PlanBodies
 from allfold_orchestrator.http.request_limits import require_admin
 from allfold_orchestrator.membership.group_state import Leave, Reason
 from allfold_orchestrator.service import Orchestrator
+from allfold_service.answers import Answer, ErrorAnswer
 
 
 async def _service(request: Request) -> Orchestrator:
@@ -51,12 +52,11 @@ def _errors(**reasons: str) -> dict[int | str, dict[str, Any]]:
     described[503] = "The state store does not answer: try again."
     described["default"] = "Any other failure: no token, a body over 1 MiB or too slow, a bug."
     return {
-        status: {"model": wire.ErrorAnswer, "description": text}
-        for status, text in described.items()
+        status: {"model": ErrorAnswer, "description": text} for status, text in described.items()
     }
 
 
-def _encoded(answer: wire.Answer) -> Response:
+def _encoded(answer: Answer) -> Response:
     """Return the answer without FastAPI's second validation: it may list thousands of ranks."""
     return Response(answer.model_dump_json(), media_type="application/json")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from allfold_core.metrics import counter, gauge, histogram
+from allfold_service.metrics import counter, gauge, histogram
 
 BUILD = gauge(
     "allfold_orchestrator_build_info",

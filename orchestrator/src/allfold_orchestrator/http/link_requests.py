@@ -17,7 +17,6 @@ from pydantic import ValidationError
 
 from allfold_core.errors import AllfoldError, ServiceError
 from allfold_core.schema import MESSAGE
-from allfold_orchestrator.http.http_errors import invalid_request
 from allfold_orchestrator.http.plan_bodies import PlanBodies
 from allfold_orchestrator.links import messages
 from allfold_orchestrator.links.link import Link
@@ -25,6 +24,7 @@ from allfold_orchestrator.membership.group_state import Leave, Reason
 from allfold_orchestrator.plan_waits import RECHECK_MAX_AGE
 from allfold_orchestrator.service import Orchestrator
 from allfold_orchestrator.store.failures import Refusal
+from allfold_service.answers import invalid_request
 
 log = logging.getLogger(__name__)
 

@@ -15,18 +15,18 @@ from fastapi import APIRouter, Request, Response
 
 from allfold_core.errors import ServiceError
 from allfold_core.incident import Cause, merged
-from allfold_core.metrics import Values
-from allfold_core.security.tls import TlsIdentity
 from allfold_core.survival.suspicion import RecentMaximum
 from allfold_orchestrator import __version__, wire
 from allfold_orchestrator.http import catalogue
-from allfold_orchestrator.http.exposition import CONTENT_TYPE, Exposition
 from allfold_orchestrator.http.request_times import RequestTimes
 from allfold_orchestrator.links.control_links import ControlLinks
 from allfold_orchestrator.membership.nodes import REASONS
 from allfold_orchestrator.service import Orchestrator
 from allfold_orchestrator.store.store import Store
 from allfold_orchestrator.sweeper import Sweeper
+from allfold_service.answers import ErrorAnswer
+from allfold_service.metrics import CONTENT_TYPE, Exposition, Values
+from allfold_service.tls import TlsIdentity
 
 # Prometheus gives up after 10 s by default; without the store the rest is served in time.
 STORE_SECONDS = 3.0
@@ -190,7 +190,7 @@ def _present(nodes: Sequence[wire.NodeView]) -> list[wire.NodeView]:
     response_class=Response,
     responses={
         200: {"content": {"text/plain": {"schema": {"type": "string"}}}},
-        "default": {"model": wire.ErrorAnswer, "description": "Any failure: no token, a bug."},
+        "default": {"model": ErrorAnswer, "description": "Any failure: no token, a bug."},
     },
 )
 async def metrics(request: Request) -> Response:

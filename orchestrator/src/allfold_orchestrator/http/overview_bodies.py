@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from allfold_orchestrator.wire import Answer, IncidentReport, Shown
+from allfold_orchestrator.wire import IncidentReport
+from allfold_service.answers import Answer, Shown
 
 Json = dict[str, Any]
 

@@ -12,9 +12,9 @@ from fastapi.responses import JSONResponse, StreamingResponse
 
 from allfold_core.errors import ServiceError
 from allfold_core.schema import MESSAGE
-from allfold_orchestrator import wire
 from allfold_orchestrator.http.overview_bodies import Overview
 from allfold_orchestrator.observation.watch import Watch
+from allfold_service.answers import ErrorAnswer
 
 Since = Annotated[
     float,
@@ -23,9 +23,9 @@ Since = Annotated[
     ),
 ]
 _ERRORS: dict[int | str, dict[str, Any]] = {
-    400: {"model": wire.ErrorAnswer, "description": "The request is not valid."},
-    503: {"model": wire.ErrorAnswer, "description": "The state store does not answer: try again."},
-    "default": {"model": wire.ErrorAnswer, "description": "Any other failure: no token, a bug."},
+    400: {"model": ErrorAnswer, "description": "The request is not valid."},
+    503: {"model": ErrorAnswer, "description": "The state store does not answer: try again."},
+    "default": {"model": ErrorAnswer, "description": "Any other failure: no token, a bug."},
 }
 _NO_STORE = {"Cache-Control": "no-store"}
 

@@ -1,4 +1,4 @@
-"""Limits that a request must pass before a route sees it: size, time to arrive, and token."""
+"""Limits that a request must pass before a route sees it: size and time to arrive; and rights."""
 
 from __future__ import annotations
 
@@ -9,14 +9,11 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from allfold_core.errors import AllfoldError, InvalidArgument, LocalError
-from allfold_core.security.tokens import Tokens
-from allfold_orchestrator.http.http_errors import answer
 from allfold_orchestrator.store.failures import Refusal
+from allfold_service.answers import refusal
 
 MAX_BODY_BYTES = 1 << 20
 BODY_SECONDS = 10.0
-OPEN_PATHS = frozenset({"/", "/healthz", "/readyz", "/version"})
-OPEN_PREFIX = "/dashboard/"
 
 
 class BodyLimit:
@@ -32,12 +29,12 @@ class BodyLimit:
             return
         announced = Headers(scope=scope).get("content-length", "0")
         if not announced.isdecimal() or int(announced) > self._limit:
-            await answer(self._too_large(), 413)(scope, receive, send)
+            await refusal(self._too_large(), 413)(scope, receive, send)
             return
         try:
             await self._app(scope, self._limited(receive), send)
         except _Refused as refused:
-            await answer(refused.error, refused.status)(scope, receive, send)
+            await refusal(refused.error, refused.status)(scope, receive, send)
 
     def _limited(self, receive: Receive) -> Receive:
         """Count a body while it comes: its size may not be announced, its end may never come."""
@@ -84,42 +81,6 @@ def _too_slow(received: int) -> InvalidArgument:
     )
 
 
-class TokenGate:
-    """Refuse requests without a token, except on the paths of probes and for the dashboard's files.
-
-    Args:
-        tokens: the join tokens; without any, everybody is admitted.
-        admins: the tokens that mark a request as an administrator's, see :func:`require_admin`.
-    """
-
-    def __init__(self, app: ASGIApp, tokens: Tokens, admins: Tokens) -> None:
-        self._app = app
-        self._tokens = tokens
-        self._admins = admins
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] not in ("http", "websocket"):
-            await self._app(scope, receive, send)
-            return
-        brought = Headers(scope=scope).get("authorization", "")
-        is_known = self._tokens.accept(brought)
-        # The settings refuse a token that is both, but files may come to hold one later on.
-        is_admin = not is_known and self._admins.accept(brought)
-        scope.setdefault("state", {})["is_admin"] = is_admin
-        is_open = not self._tokens or _is_open(scope["path"])
-        if is_open or is_admin or is_known:
-            await self._app(scope, receive, send)
-            return
-        response = answer(_no_token(scope), 401)
-        response.headers["WWW-Authenticate"] = "Bearer"
-        # Of a WebSocket, too: its server can answer as to any request.
-        await response(scope, receive, send)
-
-
-def _is_open(path: str) -> bool:
-    return path in OPEN_PATHS or path.startswith(OPEN_PREFIX)
-
-
 def require_admin(request: Request) -> None:
     """Raise ``Refusal`` (403) unless the request brought the administrator's token."""
     if not request.state.is_admin:
@@ -129,12 +90,3 @@ def require_admin(request: Request) -> None:
             path=request.url.path,
         )
         raise Refusal(403, error)
-
-
-def _no_token(scope: Scope) -> LocalError:
-    brought = any(name == b"authorization" for name, _ in scope["headers"])
-    what = "the token is not the orchestrator's" if brought else "the request brought no token"
-    return LocalError(
-        f"{what}; send it as 'Authorization: Bearer <token>', it is the value of ALLFOLD_TOKEN",
-        path=scope["path"],
-    )

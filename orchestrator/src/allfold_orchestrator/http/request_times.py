@@ -8,7 +8,7 @@ from time import perf_counter
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from allfold_core.metrics import Histogram
+from allfold_service.metrics import Histogram
 
 OTHER = "other"
 """The route of requests that no route serves, or that were refused before one was looked for."""

@@ -12,8 +12,8 @@ import httpx
 from pydantic import ValidationError
 
 from allfold_core.json_object import read_object
-from allfold_core.security.credentials import Credentials
 from allfold_orchestrator.observation.answers import Flight, Status
+from allfold_service.credentials import Credentials
 
 ANSWER_SECONDS = 1.0
 ROUND_SECONDS = 3.0

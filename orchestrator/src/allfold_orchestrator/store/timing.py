@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
 from redis.exceptions import RedisError, WatchError
 
-from allfold_core.metrics import Histogram
+from allfold_service.metrics import Histogram
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import pkcs12
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from allfold_core.errors import InvalidArgument
-from allfold_core.security.tls import HOST_NAME
+from allfold_service.tls import HOST_NAME
 
 _AUTHORITY_LASTS = timedelta(days=3650)
 # The clocks of machines that have just started may be behind.

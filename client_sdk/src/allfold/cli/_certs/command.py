@@ -12,7 +12,7 @@ import click
 from allfold.cli._certs.authority import days_left, general_name, names_of
 from allfold.cli._certs.folder import BROWSERS, BROWSERS_PASSWORD, CertificateFolder
 from allfold_core.errors import InvalidArgument
-from allfold_core.security.tls import DEFAULT_NAME
+from allfold_service.tls import DEFAULT_NAME
 
 _HOLDER = re.compile(r"(?![.-]|ca\.(crt|key)$)[A-Za-z0-9._-]{1,64}")
 

@@ -24,7 +24,7 @@ from allfold.cli._certs.authority import (
     new_authority,
 )
 from allfold_core.errors import InvalidArgument
-from allfold_core.security.tls import AUTHORITIES, CERTIFICATE, KEY
+from allfold_service.tls import AUTHORITIES, CERTIFICATE, KEY
 
 _AUTHORITY_KEY = "ca.key"
 BROWSERS = "browser.p12"

@@ -20,8 +20,8 @@ from allfold.cli._config.setting import (
 )
 from allfold_core.errors import InvalidArgument
 from allfold_core.group_options import OPTIONS, Option
-from allfold_core.security.tls import DEFAULT_NAME
 from allfold_core.wire.local_wire import default_socket
+from allfold_service.tls import DEFAULT_NAME
 
 
 @dataclass(frozen=True, slots=True)

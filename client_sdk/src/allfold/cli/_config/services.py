@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -13,21 +12,6 @@ from allfold_core.errors import InvalidArgument
 
 MODULES = {"agent": "allfold_agent", "orchestrator": "allfold_orchestrator"}
 _SECRET = "token"
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """One field of a service's settings.
-
-    Attributes:
-        key: what its model calls it.
-    """
-
-    name: str
-    key: str
-    variable: str
-    flag: str
-    description: str
 
 
 def is_installed(service: str) -> bool:
@@ -44,11 +28,11 @@ def settings(
         InvalidArgument: there is no such flag, or it has no value.
     """
     module = import_module(f"{MODULES[service]}.settings")
-    fields = list(_fields(service, module))
-    flags = _parsed(service, options, fields)
     kind = module.AgentSettings if service == "agent" else module.Settings
+    fields = list(kind.options().values())
+    flags = _parsed(service, options, fields)
     defaults = {each.name: _text(_default(kind, each.name)) for each in fields}
-    values, problems = _resolved(kind, module, fields, flags)
+    values, problems = _resolved(kind, fields, flags)
     given = {each.name: flags.get(each.name) or environment.get(each.variable) for each in fields}
     for each in fields:
         value = values.get(each.name, given[each.name] or defaults[each.name])
@@ -66,18 +50,7 @@ def settings(
         )
 
 
-def _fields(service: str, module: Any) -> Iterator[Field]:
-    if service == "agent":
-        for variable, (flag, field) in module.variables().items():
-            name = flag[2:].replace("-", "_")
-            yield Field(name, variable, variable, flag, field.description)
-        return
-    for name, field in module.Settings.model_fields.items():
-        flag = module.flag_of(name)
-        yield Field(name, name, module.variable_of(name), flag, field.description)
-
-
-def _parsed(service: str, options: Sequence[str], fields: Iterable[Field]) -> dict[str, str]:
+def _parsed(service: str, options: Sequence[str], fields: Iterable[Any]) -> dict[str, str]:
     """Values of flags by field, of ``--flag value`` and ``--flag=value``."""
     names = {field.flag: field.name for field in fields}
     found: dict[str, str] = {}
@@ -95,7 +68,7 @@ def _parsed(service: str, options: Sequence[str], fields: Iterable[Field]) -> di
 
 
 def _resolved(
-    kind: Any, module: Any, fields: Sequence[Field], flags: Mapping[str, str]
+    kind: Any, fields: Sequence[Any], flags: Mapping[str, str]
 ) -> tuple[dict[str, str | None], dict[str, str]]:
     """The values by field; or none, and by field what is wrong with them.
 
@@ -107,7 +80,7 @@ def _resolved(
     except ValueError as error:  # pydantic's: it collects what is wrong
         names = {field.key: field.name for field in fields}
         found: dict[str, str] = {}
-        for problem, line in zip(error.errors(), module.explain(error), strict=True):  # type: ignore[attr-defined]
+        for problem, line in zip(error.errors(), kind.explain(error), strict=True):  # type: ignore[attr-defined]
             if problem["loc"]:
                 found[names[str(problem["loc"][0])]] = line.partition("): ")[2]
             else:
@@ -124,8 +97,6 @@ def _default(kind: Any, name: str) -> object:
 
 
 def _text(value: Any) -> str | None:
-    if hasattr(value, "get_secret_value"):
-        value = value.get_secret_value()
     if isinstance(value, float):
         return f"{value:g}"
     return None if value in (None, "") else str(value)

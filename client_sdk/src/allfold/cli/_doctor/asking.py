@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 
 from allfold.cli._doctor.findings import Finding, Json, fail
-from allfold.cli._http import NoAnswer, get_json
+from allfold_cluster.http import NoAnswer, get_json
 from allfold_core.errors import AllfoldError
 
 _SECONDS = 3.0

@@ -18,7 +18,7 @@ from allfold.cli._doctor.asking import (
 )
 from allfold.cli._doctor.findings import HERE, Diagnosis, Finding, Json, fail, ok, warn
 from allfold.cli._doctor.limits import judge_machine
-from allfold.cli._http import NoAnswer
+from allfold_cluster.http import NoAnswer
 from allfold_core.errors import AllfoldError
 
 _AT_ONCE = 32

@@ -14,8 +14,8 @@ from allfold.cli._doctor.asking import (
     why_silent,
 )
 from allfold.cli._doctor.findings import Diagnosis, Finding, Json, fail, ok, skipped, warn
-from allfold.cli._http import NoAnswer
 from allfold.cli._report import entries
+from allfold_cluster.http import NoAnswer
 from allfold_core.errors import AllfoldError, ServiceError
 
 _SETTING = "--orchestrator or ALLFOLD_ORCHESTRATOR_URL"

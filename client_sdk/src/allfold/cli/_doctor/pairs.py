@@ -14,8 +14,8 @@ from urllib.parse import urlencode
 
 from allfold.cli._doctor.addresses import LISTEN_WIDELY, is_loopback
 from allfold.cli._doctor.findings import Finding, Json, LinkSpeed, fail, ok, skipped, warn
-from allfold.cli._http import NoAnswer, post
 from allfold.cli._units import duration, rate
+from allfold_cluster.http import NoAnswer, post
 from allfold_core.errors import AllfoldError
 
 _AT_ONCE = 64

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 from urllib.parse import urlsplit
 
 from allfold.cli._doctor.findings import Finding, fail, ok, warn
-from allfold.cli._http import tls_context
-from allfold_core.security.tls import end_of
+from allfold_cluster.http import tls_context
+from allfold_service.tls import end_of
 
 _SECONDS = 3.0
 _SOON_DAYS = 14

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from allfold.cli._http import NoAnswer, get_json
 from allfold.cli._report import Report, gather
+from allfold_cluster.http import NoAnswer, get_json
 from allfold_core.errors import AllfoldError
 from allfold_core.figures import GroupFigures, LinkFigures, group_figures, link_figures
 

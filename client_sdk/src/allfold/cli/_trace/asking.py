@@ -11,8 +11,8 @@ from typing import Any, Self, TypeVar
 from urllib.parse import urlencode
 
 from allfold.cli._doctor.asking import is_older, refused_token, why_silent
-from allfold.cli._http import Connection, NoAnswer
 from allfold.cli._trace.clocks import Offset, Reading, estimate, with_shared_clocks
+from allfold_cluster.http import Connection, NoAnswer
 from allfold_core.errors import AgentUnreachable, AllfoldError, LocalError
 
 _SECONDS = 5.0

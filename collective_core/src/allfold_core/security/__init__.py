@@ -1,1 +1,0 @@
-"""Authentication: join tokens and TLS certificates, read again when their files change."""

@@ -1,0 +1,38 @@
+"""The addresses that services listen on."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from allfold_core.errors import ServiceError
+from allfold_service.addresses import bind, bound
+from tests.support.nodelay import sends_at_once
+
+BOTH = [
+    (socket.AF_INET6, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", ("::1", 0, 0, 0)),
+    (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", ("127.0.0.1", 0)),
+]
+
+
+def test_an_answer_on_a_kept_connection_does_not_wait_for_an_ack() -> None:
+    assert sends_at_once(bind("127.0.0.1:0", "--control"))
+
+
+def test_of_a_name_with_addresses_of_both_kinds_that_of_ipv4_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [*BOTH])
+    with bind("localhost:0", "--listen") as listener:
+        assert bound(listener)[0] == "127.0.0.1"
+
+
+def test_an_address_without_a_host_is_every_address_of_the_machine() -> None:
+    with bind(":0", "--control") as listener:
+        assert bound(listener)[0] == "0.0.0.0"
+
+
+def test_a_name_that_leads_nowhere_is_an_error_that_names_the_setting() -> None:
+    with pytest.raises(ServiceError, match="Choose another address with --listen or VARIABLE"):
+        bind("no-such-host.invalid:0", "--listen or VARIABLE")
