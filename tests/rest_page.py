@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -56,11 +57,12 @@ def agent_routes() -> str:
 
 def bodies() -> str:
     """Every JSON body of the orchestrator, with its fields."""
-    schemas = orchestrator()["components"]["schemas"].items()
+    document = orchestrator()
+    schemas, text = document["components"]["schemas"].items(), json.dumps(document)
     parts = [
         f"#### {name}\n\n{_described(schema)}"
         for name, schema in sorted(schemas)
-        if name not in ("HTTPValidationError", "ValidationError")
+        if name not in ("HTTPValidationError", "ValidationError") and f'schemas/{name}"' in text
     ]
     return "\n".join(parts)
 

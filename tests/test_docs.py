@@ -18,14 +18,16 @@ from allfold.cli._report import Report
 from allfold.cli._top.snapshot import Snapshot
 from allfold_agent import data_port
 from allfold_core.errors import error_classes
+from allfold_core.group_options import GroupOptions
 from allfold_core.incident import Cause
 from allfold_core.operations import Kind
-from allfold_core.plan import LinkModel, Member, Plan
+from allfold_core.plan import Plan
 from allfold_core.pricing.choose import choose
 from allfold_core.pricing.predict import closed_form
 from allfold_core.schedules import registry
 from allfold_core.schedules.compiler import compile_schedule
 from allfold_core.schedules.strategy import Description, Strategy
+from allfold_core.topology import LinkModel, Member
 from tests import cli_page, schedule_pictures, sdk_page, settings_page
 from tests.core.cases import bytes_sent
 
@@ -220,7 +222,7 @@ def plan(nodes: int, links: LinkModel | None = None) -> Plan:
     members = tuple(Member(f"node{index}", "", "", (index,)) for index in range(nodes))
     order = tuple(range(nodes))
     links = links or LinkModel()
-    return Plan("group", 1, nodes, members, order, links, strategies={}, timeout=300.0)
+    return Plan("group", 1, nodes, members, order, links, GroupOptions(300.0))
 
 
 # --- docs/concepts.md

@@ -14,8 +14,10 @@ from pathlib import Path
 from random import Random
 
 from allfold_cluster.processes import Child, stop_all
-from allfold_core.plan import LinkModel, Member, Plan, SlowLink
+from allfold_core.group_options import GroupOptions
+from allfold_core.plan import Plan
 from allfold_core.pricing.arrange import bandwidth_bound
+from allfold_core.topology import LinkModel, Member, SlowLink
 from benchmarks.children import environment
 from benchmarks.faults.allfold_contestant import PROGRAM, VARIABLES
 from benchmarks.faults.changes import ALL_VARIABLE, BYTES_VARIABLE, read_changes
@@ -95,8 +97,7 @@ def _bound(names: Sequence[str], slow: tuple[str, str]) -> float:
         members=tuple(Member(name, "", "", (rank,)) for rank, name in enumerate(names)),
         tree_order=tuple(range(len(names))),
         links=port,
-        strategies={},
-        timeout=1.0,
+        options=GroupOptions(1.0),
     )
     measured = (SlowLink(*slow, _SLOWER / _LINK_RATE),)
     return bandwidth_bound(plan, 1 / _LINK_RATE, measured, _LINK_BYTES)

@@ -9,6 +9,7 @@ from functools import partial
 from time import perf_counter
 from typing import Any, TypeVar
 
+from allfold_core.group_options import GroupOptions
 from allfold_core.operations import Kind
 from allfold_core.plan import Plan
 from allfold_core.schedules.compiler import compile_program
@@ -65,7 +66,7 @@ def measure(cluster: ImaginaryCluster) -> dict[str, Any]:
 def _joined(state: GroupState, cluster: ImaginaryCluster, leave_out: int = 0) -> GroupState:
     """The state after all ranks but the last few have joined."""
     nodes = [NodeInfo(**cluster.node(index)) for index in range(cluster.nodes)]
-    params = GroupParams(cluster.world_size, 30.0, {})
+    params = GroupParams(cluster.world_size, GroupOptions(30.0))
     for rank in range(cluster.world_size - leave_out):
         seat = RankSeat(nodes[rank // cluster.ranks_per_node], cluster.session(rank))
         state, _ = step(state, Join(rank, seat, params))
@@ -86,7 +87,7 @@ def _planning(
     rank = cluster.world_size - 1
     before = _joined(state or GroupState(GROUP), cluster, leave_out=1)
     seat = RankSeat(NodeInfo(**cluster.node(cluster.nodes - 1)), cluster.session(rank))
-    join = Join(rank, seat, GroupParams(cluster.world_size, 30.0, {}))
+    join = Join(rank, seat, GroupParams(cluster.world_size, GroupOptions(30.0)))
     (_, instructions), seconds = _best(lambda: step(before, join))
     assert isinstance(instructions[-1], PlanReady), instructions
     return before, seconds

@@ -11,11 +11,11 @@ from time import perf_counter
 from typing import Any
 
 from allfold_core.operations import Kind
-from allfold_core.plan import LinkModel
 from allfold_core.pricing.predict import closed_form
 from allfold_core.pricing.price import price
 from allfold_core.schedules.compiler import compile_program, compile_schedule
 from allfold_core.schedules.registry import candidates
+from allfold_core.topology import LinkModel
 
 KIND = Kind.ALL_REDUCE
 NODES = (4, 16, 64, 256, 1_000, 4_096, 10_000)

@@ -109,7 +109,7 @@ def test_a_token_may_come_from_a_file(tmp_path: Path) -> None:
         ("sdk", "ALLFOLD_STRATEGY", "all_reduce=circle", "circle"),
         ("sdk", "ALLFOLD_GPU_PATH", "fast", "is auto, ipc"),
         ("sdk", "ALLFOLD_ON_LOSS", "cry", "one of raise, shrink"),
-        ("sdk", "ALLFOLD_MIN_WORLD", "none", "from 1 on, got 'none'"),
+        ("sdk", "ALLFOLD_MIN_WORLD", "none", "is a number of ranks from 1 on; got none"),
         ("sdk", "ALLFOLD_GROUP", "a/b", "cannot be the name of a group"),
         ("cli", "ALLFOLD_ORCHESTRATOR_URL", "here", "an address such as"),
         ("agent", "ALLFOLD_AGENT_THREADS", "many", "got 'many'"),

@@ -32,10 +32,10 @@ def test_a_rank_that_is_numbered_keeps_its_number() -> None:
 
 
 def test_a_group_is_elastic_if_it_says_how_large_it_may_grow() -> None:
-    assert not GroupSettings.resolve(2).elastic
-    settings = GroupSettings.resolve(2, max_world=2, joins="commit")
-    assert settings.elastic
-    assert (settings.max_world, settings.joins) == (2, "commit")
+    assert not GroupSettings.resolve(2).options.is_elastic
+    options = GroupSettings.resolve(2, max_world=2, joins="commit").options
+    assert options.is_elastic
+    assert (options.max_world, options.joins) == (2, "commit")
 
 
 def test_limits_and_places_that_cannot_be_are_refused() -> None:
@@ -46,7 +46,7 @@ def test_limits_and_places_that_cannot_be_are_refused() -> None:
 
 
 def test_fewer_ranks_than_min_world_may_ask_to_join_a_group_that_runs() -> None:
-    assert GroupSettings.resolve(1, min_world=4, max_world=8).min_world == 4
+    assert GroupSettings.resolve(1, min_world=4, max_world=8).options.min_world == 4
     with pytest.raises(InvalidArgument, match="from 1 to 8, max_world; got 9"):
         GroupSettings.resolve(1, min_world=9, max_world=8)
 

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from allfold_core import errors
 from allfold_core.dtypes import DType
+from allfold_core.group_options import GroupOptions
 from allfold_core.operations import Kind, ReduceOp, kind_from_code, reduce_op_from_code
-from allfold_core.plan import LinkModel, Member, Plan
+from allfold_core.plan import Plan
+from allfold_core.topology import LinkModel, Member
 
 CLASSES = list(errors.error_classes().values())
 
@@ -115,13 +117,16 @@ def test_errors_are_also_what_python_calls_them() -> None:
         st.lists(members, max_size=5).map(tuple),
         st.lists(st.integers(0, 9), max_size=5).map(tuple),
         st.builds(LinkModel, *[st.floats(0, 1)] * 4),
-        st.dictionaries(st.sampled_from([kind.label for kind in Kind]), st.text()),
-        st.floats(0, 1e6),
-        st.sampled_from(["raise", "shrink"]),
-        st.integers(1),
-        st.none() | st.integers(1),
-        st.sampled_from(["any", "commit"]),
-        st.floats(0, 1e6),
+        st.builds(
+            GroupOptions,
+            st.floats(0, 1e6),
+            st.dictionaries(st.sampled_from([kind.label for kind in Kind]), st.text()),
+            st.sampled_from(["raise", "shrink"]),
+            st.integers(1),
+            st.none() | st.integers(1),
+            st.sampled_from(["any", "commit"]),
+            st.floats(0, 1e6),
+        ),
         st.lists(st.text(), max_size=5).map(tuple),
         st.integers(0),
     )
@@ -132,7 +137,7 @@ def test_a_plan_survives_json(plan: Plan) -> None:
 
 @pytest.mark.parametrize(("shared", "cores"), [(True, 2), (False, 0)])
 def test_a_plan_from_before_schemas_keeps_what_its_nodes_share(shared: bool, cores: int) -> None:
-    plan = Plan("g", 1, 0, (), (), LinkModel(shared_cores=cores), {}, 30.0)
+    plan = Plan("g", 1, 0, (), (), LinkModel(shared_cores=cores), GroupOptions(30.0))
     old = {name: value for name, value in plan.to_dict().items() if name != "schema"}
     old["links"] = {**asdict(LinkModel()), "shared": shared}
     del old["links"]["shared_cores"]
@@ -140,26 +145,26 @@ def test_a_plan_from_before_schemas_keeps_what_its_nodes_share(shared: bool, cor
 
 
 def test_a_plan_from_before_losses_were_survived_raises_on_a_loss() -> None:
-    plan = Plan("g", 1, 0, (), (), LinkModel(), {}, 30.0)
+    plan = Plan("g", 1, 0, (), (), LinkModel(), GroupOptions(30.0))
     old = {**plan.to_dict(), "schema": 1}
     for name in ("on_loss", "min_world", "sessions", "generation"):
         del old[name]
     assert Plan.from_dict(old) == plan
-    assert (plan.on_loss, plan.min_world) == ("raise", 1)
+    assert (plan.options.on_loss, plan.options.min_world) == ("raise", 1)
 
 
 def test_a_plan_from_before_ranks_could_join_takes_in_nobody() -> None:
-    plan = Plan("g", 1, 0, (), (), LinkModel(), {}, 30.0, "shrink", 2)
+    plan = Plan("g", 1, 0, (), (), LinkModel(), GroupOptions(30.0, {}, "shrink", 2))
     old = {**plan.to_dict(), "schema": 2}
     for name in ("max_world", "joins", "join_timeout"):
         del old[name]
     assert Plan.from_dict(old) == plan
-    assert plan.max_world is None
+    assert not plan.options.is_elastic
 
 
 def test_a_plan_knows_where_ranks_and_nodes_are() -> None:
     one, two = Member("a", "", "", (0, 3)), Member("b", "", "", (1, 2))
-    plan = Plan("g", 1, 4, (one, two), (0, 1), LinkModel(), {}, 30.0)
+    plan = Plan("g", 1, 4, (one, two), (0, 1), LinkModel(), GroupOptions(30.0))
     assert [plan.index_of_rank(rank) for rank in range(4)] == [0, 1, 1, 0]
     assert plan.index_of_node("b") == 1
     assert plan.ranks_on("b") == (1, 2)

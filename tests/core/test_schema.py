@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from allfold_core.plan import LinkModel, Member, Plan
+from allfold_core.group_options import GroupOptions
+from allfold_core.plan import Plan
 from allfold_core.schema import MESSAGE, Schema, UnknownSchema, unchanged
+from allfold_core.topology import LinkModel, Member
 
 
 def renamed(data: dict[str, Any]) -> dict[str, Any]:
@@ -16,7 +18,9 @@ def renamed(data: dict[str, Any]) -> dict[str, Any]:
 
 
 SCHEMA = Schema("record", 3, {1: renamed, 2: unchanged})
-PLAN = Plan("g", 1, 1, (Member("a", "http://a:1", "a:2", (0,)),), (0,), LinkModel(), {}, 30.0)
+PLAN = Plan(
+    "g", 1, 1, (Member("a", "http://a:1", "a:2", (0,)),), (0,), LinkModel(), GroupOptions(30.0)
+)
 
 
 def test_data_of_the_present_schema_is_read_as_it_is() -> None:

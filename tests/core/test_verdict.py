@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from allfold_core.codecs import Wire
 from allfold_core.dtypes import DType
+from allfold_core.group_options import GroupOptions
 from allfold_core.operations import Fingerprint, Kind, ReduceOp
-from allfold_core.plan import LinkModel, Member, Plan
+from allfold_core.plan import Plan
+from allfold_core.topology import LinkModel, Member
 from allfold_core.verdict import (
     Evidence,
     counted,
@@ -229,5 +231,5 @@ def test_a_large_odd_side_is_named_without_nodes() -> None:
 
 def test_a_plan_knows_the_node_of_each_rank() -> None:
     members = (Member("a", "", "", (0, 3)), Member("b", "", "", (1, 2)))
-    plan = Plan("g", 1, 4, members, (0, 1), LinkModel(), {}, 5.0)
+    plan = Plan("g", 1, 4, members, (0, 1), LinkModel(), GroupOptions(5.0))
     assert [plan.index_of_rank(rank) for rank in range(4)] == [0, 1, 1, 0]

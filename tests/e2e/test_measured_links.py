@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from allfold_core.plan import LinkModel
+from allfold_core.topology import LinkModel
 from tests.support.processes.ranks import RankPool
 from tests.support.processes.services import Services
 

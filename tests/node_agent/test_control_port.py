@@ -15,8 +15,10 @@ from allfold_agent.groups.group import Group
 from allfold_agent.groups.registry import Registry
 from allfold_agent.membership.early_notices import MAX_KEPT, EarlyNotices
 from allfold_agent.settings import AgentSettings
-from allfold_core.plan import LinkModel, Member, Plan
+from allfold_core.group_options import GroupOptions
+from allfold_core.plan import Plan
 from allfold_core.survival.plans import first_term
+from allfold_core.topology import LinkModel, Member
 
 pytestmark = pytest.mark.anyio
 
@@ -52,8 +54,7 @@ PLAN = Plan(
     members=tuple(Member(f"n{i}", f"http://n{i}", "", (i,)) for i in range(NODES)),
     tree_order=tuple(range(NODES)),
     links=LinkModel(),
-    strategies={},
-    timeout=30.0,
+    options=GroupOptions(30.0),
 )
 
 

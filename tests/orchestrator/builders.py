@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from allfold_core.errors import AllfoldError
-from allfold_core.plan import Joins, OnLoss
+from allfold_core.group_options import GroupOptions, Joins, OnLoss
 from allfold_orchestrator.membership.group_state import (
     Event,
     GroupParams,
@@ -52,8 +52,14 @@ def join(
     """
     info = node(on) if isinstance(on, str) else on
     seat = RankSeat(info, f"s{rank}" if session is None else session)
-    params = GroupParams(of, timeout, strategies or {}, on_loss, min_world, max_world, joins)
-    return Join(rank, seat, params, store=StoreLife(generation, "0"))
+    options = GroupOptions(timeout, strategies or {}, on_loss, min_world, max_world, joins)
+    return Join(rank, seat, GroupParams(of, options), store=StoreLife(generation, "0"))
+
+
+def with_options(asked: Join, **options: Any) -> Join:
+    """A join that comes with other options."""
+    params = asked.params
+    return replace(asked, params=replace(params, options=replace(params.options, **options)))
 
 
 def lost(*nodes: str, how: str = "it was refused") -> NodesLost:

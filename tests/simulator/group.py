@@ -35,7 +35,8 @@ from allfold_core.survival.instructions import (
     Release,
     Start,
 )
-from allfold_core.survival.plans import first_epoch, first_record, policy_of
+from allfold_core.survival.plans import first_epoch, first_record
+from allfold_core.survival.policy import GroupPolicy
 from allfold_core.survival.records import NO_EPOCH, Stamp
 from allfold_core.survival.reports import Call, Doubt, OpState, Reason
 
@@ -117,9 +118,8 @@ class SimulatedGroup(AgreeingGroup):
         self.epoch_table = EpochTable(self._make_epoch, first, self._ranks.sessions)
         self.current = self.epoch_table.first
         self.hindrances = Hindrances()
-        self.agreement = Agreement(
-            self.node, policy_of(plan), term, first, self, self.send, self.hindrances
-        )
+        policy = GroupPolicy(plan.group, plan.options)
+        self.agreement = Agreement(self.node, policy, term, first, self, self.send, self.hindrances)
         self.ranks: dict[str, Rank] = {}
         self.seats: dict[tuple[int, int], records.Seat] = {}
         self._called_at: dict[int, float] = {}
@@ -193,11 +193,11 @@ class SimulatedGroup(AgreeingGroup):
             seq for seq, sessions in self.runs.calls.items() if sessions - machine.dead.keys()
         }
         self._called_at = {seq: at for seq, at in self._called_at.items() if seq in waiting}
-        late = [seq for seq, at in self._called_at.items() if now - at >= self.plan.timeout]
-        doubts = [Doubt(seq, Reason.DEADLINE, self.plan.timeout) for seq in late]
+        late = [seq for seq, at in self._called_at.items() if now - at >= self.plan.options.timeout]
+        doubts = [Doubt(seq, Reason.DEADLINE, self.plan.options.timeout) for seq in late]
         for seq in late:
             self._world.ledger.overdue(self, seq, self.runs.calls[seq])
-            self._called_at[seq] = now - self.plan.timeout + 1.0
+            self._called_at[seq] = now - self.plan.options.timeout + 1.0
         if doubts:
             self.event(partial(self.agreement.doubt, doubts))
 

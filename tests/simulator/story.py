@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 
-from allfold_core.plan import OnLoss
+from allfold_core.group_options import OnLoss
 
 OP_KINDS = ("ar", "ar", "ar", "ag", "rs", "ar")
 

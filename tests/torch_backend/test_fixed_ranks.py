@@ -31,6 +31,7 @@ LOST = PeerLost("rank 2 is lost")
 def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeAgent]:
     monkeypatch.setenv("ALLFOLD_ON_LOSS", "shrink")
     monkeypatch.setenv("ALLFOLD_MIN_WORLD", "2")
+    monkeypatch.setenv("ALLFOLD_MAX_WORLD", "8")
     with FakeAgent(tmp_path) as agent:
         monkeypatch.setenv("ALLFOLD_SOCKET", agent.path)
         yield agent
@@ -43,7 +44,8 @@ def group(agent: FakeAgent) -> Iterator[ProcessGroup]:
         opening = pool.submit(create, HashStore(), 0, 1, timedelta(seconds=30))
         agent.greet()
         asked = agent.seat(as_rank=1, of_ranks=3)
-        assert (asked["on_loss"], asked["min_world"]) == ("raise", 1), "whatever variables say"
+        told = (asked["on_loss"], asked["min_world"], asked["max_world"])
+        assert told == ("raise", 1, None), "whatever variables say"
         group = opening.result(20)
     yield group
     agent.__exit__()

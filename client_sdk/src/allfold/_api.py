@@ -10,12 +10,13 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from allfold import _ranks, _settings
+from allfold import _ranks
 from allfold._group import Group
 from allfold._options import Options, with_checked_names
 from allfold._registry import open_group, registry
 from allfold._settings import group_name
 from allfold._state.state import State
+from allfold_core.group_options import BY_ARGUMENT
 from allfold_core.operations import ReduceOp
 
 log = logging.getLogger("allfold")
@@ -97,8 +98,8 @@ def init(
         InvalidArgument, RankSourcesContradict: the arguments or variables cannot work.
     """
     name = group_name(group)
-    most = _settings.max_world(max_world)
-    info = _numbered(rank, world_size, min_world, is_elastic=most is not None)
+    most = BY_ARGUMENT["max_world"].read(max_world, os.environ, {})
+    info = _numbered(rank, world_size, min_world, most)
     log.info("group '%s': %s", name, info.describe())
     if info.is_assumed:
         warnings.warn(_ASSUMED, _ranks.SingleProcessWarning, stacklevel=3)
@@ -110,12 +111,12 @@ def init(
         timeout=timeout,
         init_timeout=init_timeout,
         strategies=strategies,
-        wire=wire,
+        wire=wire or None,
         on_loss=on_loss,
         min_world=min_world,
         max_world=most,
         joins=joins or ("any" if state is None else "commit"),
-        key=group_key,
+        group_key=group_key,
     )
     if state is not None:
         _share(state, opened)
@@ -123,12 +124,12 @@ def init(
 
 
 def _numbered(
-    rank: int | None, world_size: int | None, min_world: int | None, *, is_elastic: bool
+    rank: int | None, world_size: int | None, min_world: int | None, most: int | None
 ) -> _ranks.RankInfo:
     """Return rank and world size: as given, else as a launcher has put them in the environment."""
-    if not is_elastic:
+    if most is None:
         return _ranks.resolve(os.environ, rank=rank, world_size=world_size)
-    opens_with = _settings.min_world(min_world)
+    opens_with = BY_ARGUMENT["min_world"].read(min_world, os.environ, {"max_world": most})
     return _ranks.resolve_elastic(os.environ, rank, world_size, opens_with)
 
 
@@ -184,7 +185,7 @@ def new_group(
         timeout=parent.timeout if timeout is None else timeout,
         init_timeout=init_timeout,
         strategies=strategies,
-        wire=parent.wire if wire is None else wire,
+        wire=wire or parent.wire,
         on_loss=parent.on_loss if on_loss is None else on_loss,
         min_world=min_world,
     )

@@ -19,7 +19,7 @@ from allfold._collectives import UNLIKE, Collectives
 from allfold._draining import Draining
 from allfold._elements import itemsize_of
 from allfold._membership import Membership
-from allfold._options import agreed, checked_seconds
+from allfold._options import agreed
 from allfold._parting import Parting, by_call
 from allfold._settings import GroupSettings
 from allfold._staging.prepared import Prepared
@@ -33,6 +33,7 @@ from allfold_core.errors import (
     RegisterNotFirstOperation,
     WorldChanged,
 )
+from allfold_core.group_options import checked_seconds
 from allfold_core.verdict import counted
 from allfold_core.wire.local_wire import FIRST_PAIR
 
@@ -94,12 +95,10 @@ class Group(Collectives):
         self.name = membership.view.group
         self.timeout = membership.timeout
         self.wire = settings.wire
-        self.on_loss = settings.on_loss
-        self.elastic = settings.elastic
-        self.joins = settings.joins
+        self._options = options = settings.options
+        self.on_loss, self.elastic, self.joins = options.on_loss, options.is_elastic, options.joins
         # Called when others have come in for whom too few ranks had waited.
         self.on_joined: Callable[[Group], None] = lambda _: None
-        self._init_timeout, self._min_world = settings.init_timeout, settings.min_world
         self._wants_to_leave = False
         self.membership = membership
         self._draining = draining
@@ -173,18 +172,19 @@ class Group(Collectives):
             WorldChanged: they have come; the caller's step was begun without them.
             BelowMinWorld: nobody has come in time.
         """
-        size, seconds = self.world_size, self._init_timeout
+        size, least = self.world_size, self._options.min_world
+        seconds = self._options.join_timeout
         try:
             has_changed = self.edge(seconds)
         except PeerMissing as error:
             raise BelowMinWorld(
                 f"group '{self.name}' has {counted(size, 'rank')} left, min_world is "
-                f"{self._min_world}, and no others have joined within {seconds:g} s; start some "
+                f"{least}, and no others have joined within {seconds:g} s; start some "
                 "and call it again, or give them more time with ALLFOLD_INIT_TIMEOUT or "
                 "init_timeout=",
                 group=self.name,
                 left=size,
-                min_world=self._min_world,
+                min_world=least,
             ) from error
         if has_changed:
             self.on_joined(self)

@@ -88,20 +88,14 @@ class Membership:
     @classmethod
     def join(cls, session: Session, seat: SeatRequest, settings: GroupSettings) -> Self:
         """Take the seat, and wait until every rank has done so."""
-        patience = settings.init_timeout
+        patience = settings.options.join_timeout
         body = {
             "group": seat.group,
             "rank": seat.rank,
             "world_size": seat.world_size,
             "session": secrets.token_hex(_SESSION_BYTES),
-            "timeout": settings.timeout,
             "init_timeout": patience,
-            "strategies": settings.strategies,
-            "on_loss": settings.on_loss,
-            "min_world": settings.min_world,
-            "max_world": settings.max_world,
-            "joins": settings.joins,
-            "key": settings.key,
+            **settings.options.to_dict(),
         }
         try:
             answer = session.connection.request(Message.JOIN, body, patience + GRACE_SECONDS)

@@ -12,10 +12,10 @@ from typing import Any, ParamSpec, TypedDict, TypeVar
 
 from allfold_core.codecs import Wire
 from allfold_core.errors import InvalidArgument, UnknownArgument
+from allfold_core.group_options import checked_wire
 from allfold_core.operations import Fingerprint
 from allfold_core.wire.local_wire import MAX_MESSAGE
 
-LONGEST_SECONDS = 30 * 24 * 3600
 _LONGEST_FINGERPRINT = MAX_MESSAGE - 256
 
 Given = ParamSpec("Given")
@@ -122,28 +122,6 @@ def agreed(
         raise InvalidArgument("feedback= is for a lossy wire=, and this one loses nothing")
     series = _feedback_key(feedback)
     return _packed(replace(call, strategy=strategy, wire=found, feedback=series))
-
-
-def checked_wire(name: str) -> Wire:
-    """Return the wire format of a name; ``InvalidArgument`` lists what there is."""
-    try:
-        return Wire.from_label(name)
-    except ValueError as error:
-        raise InvalidArgument(str(error)) from None
-
-
-def checked_seconds(source: str, value: Any) -> float:
-    """Return a time limit; ``InvalidArgument`` names where a bad one came from."""
-    try:
-        seconds = float(value)
-    except (TypeError, ValueError):
-        seconds = -1.0
-    if not 0 < seconds <= LONGEST_SECONDS:
-        raise InvalidArgument(
-            f"{source} is a positive number of seconds, at most {LONGEST_SECONDS} (30 days), "
-            f"got {value!r}"
-        )
-    return seconds
 
 
 def _wire(fingerprint: Fingerprint, asked: str | None, usual: str) -> Wire:

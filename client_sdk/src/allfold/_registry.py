@@ -6,10 +6,11 @@ import atexit
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import RLock
 from time import monotonic
+from typing import Unpack
 
 from allfold._calls.call import SeatRequest
 from allfold._draining import Draining
@@ -25,6 +26,7 @@ from allfold_core.errors import (
     MultipleUnregister,
     RegisterNotFirstOperation,
 )
+from allfold_core.group_options import Given
 
 log = logging.getLogger("allfold")
 
@@ -67,7 +69,7 @@ class Registry:
         self._forget_lost_agent()
         with self._lock:
             self._check_is_new(seat.group)
-            session = self._connected(agent, settings.init_timeout)
+            session = self._connected(agent, settings.options.join_timeout)
             self._opening[seat.group] = seat
         try:
             membership = Membership.join(session, seat, settings)
@@ -228,16 +230,8 @@ def open_group(
     world_size: int,
     *,
     agent: str | None = None,
-    timeout: float | None = None,
-    init_timeout: float | None = None,
-    strategies: str | Mapping[str, str] | None = None,
-    wire: str | None = None,
-    on_loss: str | None = None,
-    min_world: int | None = None,
-    max_world: int | None = None,
-    joins: str = "any",
-    key: str | None = None,
     fixed: bool = False,
+    **given: Unpack[Given],
 ) -> Group:
     """Like :func:`allfold.init` for a rank that the caller knows, whatever the environment says.
 
@@ -245,18 +239,7 @@ def open_group(
 
     Args:
         fixed: the numbers must never change; after a loss all calls fail.
+        given: the options of the group, as :func:`allfold.init` takes them.
     """
-    settings = GroupSettings.resolve(
-        world_size,
-        timeout=timeout,
-        init_timeout=init_timeout,
-        strategies=strategies,
-        wire=wire,
-        on_loss=on_loss,
-        min_world=min_world,
-        max_world=max_world,
-        joins=joins,
-        key=key,
-        fixed=fixed,
-    )
+    settings = GroupSettings.resolve(world_size, fixed=fixed, **given)
     return registry.open(SeatRequest(name, rank, world_size), settings, agent)

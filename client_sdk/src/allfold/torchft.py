@@ -127,8 +127,6 @@ class ProcessGroupAllfold(_Base):  # type: ignore[misc]
             world_size,
             timeout=self._timeout.total_seconds(),
             init_timeout=opening.total_seconds(),
-            on_loss="raise",
-            min_world=1,
             fixed=True,
         )
         opened = _QuorumGroup(

@@ -85,21 +85,10 @@ def _shared_by_cores(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def _before_losses(plan: dict[str, Any]) -> dict[str, Any]:
-    """Upgrade to plans that say what a group does when it loses ranks."""
-    return {"on_loss": "raise", "min_world": 1, "sessions": [], "generation": 0, **plan}
-
-
-def _before_joins(plan: dict[str, Any]) -> dict[str, Any]:
-    """Upgrade to plans that say which ranks a running group takes in."""
-    return {"max_world": None, "joins": "any", "join_timeout": 60.0, **plan}
-
-
-def _before_keys(plan: dict[str, Any]) -> dict[str, Any]:
-    """Upgrade to plans of groups that ask for a key."""
-    return {"key": "", **plan}
+    """Upgrade to plans that say which ranks a group has, so that it can go on without some."""
+    return {"sessions": [], "generation": 0, **plan}
 
 
 MESSAGE = Schema("message of the control plane", 1, {0: unchanged})
-PLAN = Schema(
-    "plan", 4, {0: _shared_by_cores, 1: _before_losses, 2: _before_joins, 3: _before_keys}
-)
+# From 2 on only options were added: one that a plan lacks has its default, see group_options.
+PLAN = Schema("plan", 4, {0: _shared_by_cores, 1: _before_losses, 2: unchanged, 3: unchanged})

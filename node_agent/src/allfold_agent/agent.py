@@ -58,8 +58,8 @@ from allfold_agent.settings import AgentSettings
 from allfold_agent.tensors.offers import Offers
 from allfold_core.errors import AgentLost
 from allfold_core.incident import Incident
-from allfold_core.plan import Member
 from allfold_core.survival.suspicion import Charge
+from allfold_core.topology import Member
 from allfold_core.verdict import counted
 from allfold_core.wire.peer_link import GroupMessage
 from allfold_service.addresses import bound

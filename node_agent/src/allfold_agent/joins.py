@@ -219,7 +219,7 @@ def _not_admitted(group: Group) -> PeerMissing:
     """Return the error of a rank that was not let in in time."""
     waits_for = group.waits_for() or (
         "its ranks to commit their state"
-        if group.plan.joins == "commit"
+        if group.plan.options.at_commits
         else "the decision of its nodes"
     )
     return PeerMissing(

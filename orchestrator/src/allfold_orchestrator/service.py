@@ -178,17 +178,8 @@ class Orchestrator:
             Refusal: 404, the node is not registered in this incarnation.
             AllfoldError: the group refuses the rank.
         """
-        params = GroupParams(
-            request.world_size,
-            request.timeout,
-            _canonical(request.strategies),
-            request.on_loss,
-            request.min_world,
-            request.max_world,
-            request.joins,
-            request.join_timeout,
-            request.key,
-        )
+        strategies = _canonical(request.strategies)
+        params = GroupParams.from_dict({**dict(request), "strategies": strategies})
         life, now = await self._store.lives.present(), self._store.clock.now()
 
         def join(node: NodeInfo) -> Join:

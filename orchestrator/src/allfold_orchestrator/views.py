@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
+from allfold_core.group_options import NAMES
 from allfold_orchestrator.membership.group_state import (
     Epoch,
     Formation,
@@ -25,25 +27,21 @@ from allfold_orchestrator.wire import (
     TermView,
 )
 
+_NO_PARAMS: dict[str, Any] = {**dict.fromkeys(("world_size", *NAMES)), "strategies": {}}
+
 
 def group_view(state: GroupState, now: float) -> GroupView:
     """Return the view of a group: of the epoch that runs, else of the one that forms."""
     forming, current = state.forming, state.current
     shown = current if forming is None or not state.is_free else forming
     waiting = forming if shown is current else None
-    params = shown.params if shown else None
     nodes = [member.node for member in current.plan.members] if current else []
     return GroupView(
         group=state.group,
         phase=phase_of(state),
         epoch=_number(shown) if shown else state.last_epoch,
         last_epoch=state.last_epoch,
-        world_size=params.world_size if params else None,
-        timeout=params.timeout if params else None,
-        strategies=dict(params.strategies) if params else {},
-        on_loss=params.on_loss if params else None,
-        min_world=params.min_world if params else None,
-        max_world=params.max_world if params else None,
+        **(shown.params.to_dict() if shown else _NO_PARAMS),
         present=places(_present(shown)) if shown else held_by(state),
         missing=shown.missing if isinstance(shown, Formation) else [],
         refused=shown.refused if isinstance(shown, Formation) else "",

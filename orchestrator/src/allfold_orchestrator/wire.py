@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -10,17 +10,20 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     model_validator,
 )
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
+from pydantic_core import CoreSchema, core_schema
 
 from allfold_core.group_key import DIGEST_PATTERN
+from allfold_core.group_options import Joins, OnLoss
 from allfold_core.incident import MAX_EVIDENCE_TEXT, MAX_SENTENCE, Cause, Effect
-from allfold_core.plan import Joins, LinkModel, OnLoss, Plan
+from allfold_core.plan import Plan
 from allfold_core.schedules.registry import SPELLING
 from allfold_core.schema import FIELD, MESSAGE
+from allfold_core.topology import LinkModel
 from allfold_service.answers import SCHEMA, Answer, Shown
 
 NAME_PATTERN = r"^[A-Za-z0-9._-]{1,128}$"
@@ -285,11 +288,33 @@ class PlanWaiting(Answer):
     )
 
 
+class _AsWritten:
+    """Makes a field have the JSON form of a plan, in which its options are not apart."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        form = core_schema.plain_serializer_function_ser_schema(Plan.to_dict)
+        return cast(CoreSchema, {**handler(source), "serialization": form})
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: dict[str, Any], handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        fields = {name: value for name, value in schema.items() if name != "serialization"}
+        reference = handler(cast(CoreSchema, fields))
+        document = handler.resolve_ref_schema(reference)
+        del document["properties"]["layout"]
+        options = handler.resolve_ref_schema(document["properties"].pop("options"))
+        document["properties"].update(options["properties"])
+        document["required"][document["required"].index("options") :] = options["required"]
+        return reference
+
+
 class PlanComplete(Answer):
     """The plan of a complete group."""
 
     ready: Literal[True] = True
-    plan: Plan
+    plan: Annotated[Plan, _AsWritten]
 
 
 class RunningGroup(Answer):

@@ -10,19 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allfold_core.errors import InvalidArgument
+from allfold_core.group_options import GroupOptions
 from allfold_core.operations import Kind
-from allfold_core.plan import LinkModel, Member, Plan
+from allfold_core.plan import Plan
 from allfold_core.pricing.choose import choose
 from allfold_core.pricing.predict import closed_form
 from allfold_core.pricing.price import price
 from allfold_core.schedules.compiler import compile_program, compile_schedule
 from allfold_core.schedules.registry import candidates, parse_strategy, strategies_for
+from allfold_core.topology import LinkModel, Member
 
 
 def plan_of(nodes: int, links: LinkModel | None = None, **strategies: str) -> Plan:
     members = tuple(Member(f"node{i}", "", "", (i,)) for i in range(nodes))
     order = tuple(range(nodes))
-    return Plan("g", 1, nodes, members, order, links or LinkModel(), strategies, 30.0)
+    return Plan("g", 1, nodes, members, order, links or LinkModel(), GroupOptions(30.0, strategies))
 
 
 def test_an_override_wins_and_comes_out_canonical() -> None:

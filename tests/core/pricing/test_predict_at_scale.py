@@ -8,11 +8,11 @@ from math import isfinite, log2
 import pytest
 
 from allfold_core.operations import Kind
-from allfold_core.plan import LinkModel
 from allfold_core.pricing.predict import closed_form
 from allfold_core.pricing.price import price
 from allfold_core.schedules.compiler import compile_schedule
 from allfold_core.schedules.registry import candidates
+from allfold_core.topology import LinkModel
 
 LINKS = LinkModel()
 STRATEGIES = candidates(Kind.ALL_REDUCE)

@@ -7,10 +7,10 @@ from math import isfinite, log2
 import pytest
 
 from allfold_core.operations import Kind
-from allfold_core.plan import LinkModel
 from allfold_core.pricing.predict import closed_form
 from allfold_core.pricing.price import price
 from allfold_core.schedules.compiler import compile_schedule
+from allfold_core.topology import LinkModel
 from tests.core.cases import BLOCKED, labels_of, pairs_of
 
 LINKS = LinkModel()

@@ -7,13 +7,13 @@ from math import log2
 import pytest
 
 from allfold_core.operations import Kind
-from allfold_core.plan import LinkModel
 from allfold_core.pricing.predict import closed_form
 from allfold_core.pricing.price import chunked, price
 from allfold_core.schedules.chunking import SMALLEST_CHUNK
 from allfold_core.schedules.compiler import compile_schedule
 from allfold_core.schedules.registry import strategies_for
 from allfold_core.schedules.schedule import Fold, Send, Slice
+from allfold_core.topology import LinkModel
 from tests.core.cases import bytes_sent
 
 LINKS = LinkModel()

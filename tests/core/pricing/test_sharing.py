@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from allfold_core.group_options import GroupOptions
 from allfold_core.operations import Kind
-from allfold_core.plan import LinkModel, Member, Plan
+from allfold_core.plan import Plan
 from allfold_core.pricing.choose import choose
 from allfold_core.pricing.predict import closed_form, predict
 from allfold_core.schedules.chunking import wire_chunk
 from allfold_core.schedules.compiler import compile_schedule
 from allfold_core.schedules.registry import candidates
 from allfold_core.schedules.schedule import Send
+from allfold_core.topology import LinkModel, Member
 
 CORES = 2
 SHARED = LinkModel(shared_cores=2)
@@ -20,7 +22,7 @@ KIB, MIB = 1 << 10, 1 << 20
 
 def plan_of(nodes: int, links: LinkModel) -> Plan:
     members = tuple(Member(f"node{i}", "", "", (i,)) for i in range(nodes))
-    return Plan("g", 1, nodes, members, tuple(range(nodes)), links, {}, 30.0)
+    return Plan("g", 1, nodes, members, tuple(range(nodes)), links, GroupOptions(30.0))
 
 
 def chosen(nodes: int, nbytes: int, links: LinkModel, kind: Kind = Kind.ALL_REDUCE) -> str:

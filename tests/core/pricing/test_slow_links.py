@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allfold_core.group_options import GroupOptions
 from allfold_core.operations import Kind
-from allfold_core.plan import AS_OPENED, Layout, LinkModel, Member, Plan, SlowLink
+from allfold_core.plan import Plan
 from allfold_core.pricing.arrange import arrange, bandwidth_bound
 from allfold_core.pricing.choose import choose
 from allfold_core.pricing.per_link import bandwidth_seconds, seconds_over_links, shares_of
@@ -26,6 +27,7 @@ from allfold_core.pricing.slow_links import (
     describe,
 )
 from allfold_core.schedules.registry import candidates
+from allfold_core.topology import AS_OPENED, Layout, LinkModel, Member, SlowLink
 
 RATE, MIB = 118e6, 1 << 20
 BETA = 1 / RATE
@@ -40,8 +42,7 @@ def plan_for(nodes: int, strategies: dict[str, str] | None = None) -> Plan:
         members=tuple(Member(name, "", "", (rank,)) for rank, name in enumerate(names)),
         tree_order=tuple(reversed(range(nodes))),
         links=LinkModel(seconds_per_byte=BETA),
-        strategies=strategies or {},
-        timeout=3.0,
+        options=GroupOptions(3.0, strategies or {}),
     )
 
 

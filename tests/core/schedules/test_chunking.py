@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from allfold_core.plan import LinkModel
 from allfold_core.schedules.chunking import (
     CHUNKS_PER_SLICE,
     LARGEST_CHUNK,
     SMALLEST_CHUNK,
     wire_chunk,
 )
+from allfold_core.topology import LinkModel
 
 KIB, MIB = 1 << 10, 1 << 20
 RATES = [1e3, 1.25e6, 12.5e6, 125e6, 500e6, 1.1e9, 3e9, 12.5e9, 1e18, float("inf")]

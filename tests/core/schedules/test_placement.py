@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allfold_core.plan import Member
 from allfold_core.schedules.placement import ring_order, tree_order
 from allfold_core.schedules.strategies.phases import place_in_heap
 from allfold_core.schedules.strategies.tree import preorder_ranks
+from allfold_core.topology import Member
 
 
 def member(name: str, device_type: str = "cpu", zone: str = "") -> Member:

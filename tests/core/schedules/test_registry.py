@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from allfold_core.errors import InvalidArgument
+from allfold_core.group_options import GroupOptions
 from allfold_core.operations import MAX_STRATEGY_LABEL, Kind
-from allfold_core.plan import LinkModel, Member, Plan
+from allfold_core.plan import Plan
 from allfold_core.pricing.choose import choose
 from allfold_core.pricing.predict import INCAST, closed_form, predict
 from allfold_core.pricing.price import price
@@ -41,6 +42,7 @@ from allfold_core.schedules.strategy import (
     in_tree_order,
 )
 from allfold_core.schedules.verify import verify
+from allfold_core.topology import LinkModel, Member
 from tests.core.cases import names_for
 
 # What would stand in strategies/relay.py: up a tree, and down a line.
@@ -90,7 +92,7 @@ def register(monkeypatch: pytest.MonkeyPatch) -> Register:
 def plan_of(nodes: int, links: LinkModel | None = None, **strategies: str) -> Plan:
     members = tuple(Member(f"node{i}", "", "", (i,)) for i in range(nodes))
     order = tuple(range(nodes))
-    return Plan("g", 1, nodes, members, order, links or LinkModel(), strategies, 30.0)
+    return Plan("g", 1, nodes, members, order, links or LinkModel(), GroupOptions(30.0, strategies))
 
 
 def free(op: PricedOp) -> float:

@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 
 from allfold_core.codecs import Wire
 from allfold_core.dtypes import DType
+from allfold_core.group_options import GroupOptions
 from allfold_core.operations import Fingerprint, Kind, ReduceOp
-from allfold_core.plan import LinkModel, Member, Plan
+from allfold_core.plan import Plan
 from allfold_core.schedules.parts import input_numel, output_numel
 from allfold_core.short_lane.choice import MOST_NODES, LaneRules
 from allfold_core.short_lane.page import SLOT_BYTES
+from allfold_core.topology import LinkModel, Member
 
 SUM = Fingerprint(Kind.ALL_REDUCE, ReduceOp.SUM, DType.FLOAT32, (16,), -1, "auto")
 BETWEEN_NODES = {Kind.ALL_REDUCE, Kind.ALL_GATHER, Kind.BROADCAST, Kind.BARRIER}
@@ -23,7 +25,7 @@ BETWEEN_NODES = {Kind.ALL_REDUCE, Kind.ALL_GATHER, Kind.BROADCAST, Kind.BARRIER}
 def plan(nodes: int, links: LinkModel | None = None, **strategies: str) -> Plan:
     members = tuple(Member(f"n{i}", "", "", (i,)) for i in range(nodes))
     order = tuple(range(nodes))
-    return Plan("g", 1, nodes, members, order, links or LinkModel(), strategies, 1.0)
+    return Plan("g", 1, nodes, members, order, links or LinkModel(), GroupOptions(1.0, strategies))
 
 
 def test_on_one_node_every_kind_goes_by_the_lane() -> None:

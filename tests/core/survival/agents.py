@@ -8,7 +8,6 @@ from allfold_core.survival.instructions import (
     Instruction,
     SendReport,
 )
-from allfold_core.survival.policy import GroupPolicy
 from allfold_core.survival.records import Epoch, Seat, Stamp, Term
 from allfold_core.survival.reports import (
     Install,
@@ -16,6 +15,7 @@ from allfold_core.survival.reports import (
     Report,
 )
 from tests.core.survival.calls import call_of
+from tests.support.policies import policy_with
 
 TERM = Term(0, 0, ("a", "b"), (0, 0))
 EPOCH = Epoch(Stamp(0, 0, 0), 0, (Seat("r0", "a"), Seat("r1", "b"), Seat("r2", "a")))
@@ -26,7 +26,7 @@ SUM, PARTS = call_of(Kind.ALL_REDUCE), call_of(Kind.REDUCE_SCATTER)
 
 def machine(node: str = "b", *, min_world: int = 1) -> AgentMachine:
     """A node of two; ``b`` has one rank, ``a`` has two."""
-    return AgentMachine(node, GroupPolicy("g", shrink=True, min_world=min_world), TERM, EPOCH)
+    return AgentMachine(node, policy_with(on_loss="shrink", min_world=min_world), TERM, EPOCH)
 
 
 def report(done: list[Instruction]) -> Report:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from allfold_core.plan import Layout
 from allfold_core.survival.agent_machine import AgentMachine
 from allfold_core.survival.decision import ProtocolViolation
 from allfold_core.survival.leader_machine import LeaderMachine
 from allfold_core.survival.records import Term
 from allfold_core.survival.reports import Doubt, Install, OpState, Reason, Wishes
+from allfold_core.topology import Layout
 from tests.core.survival import joining
 from tests.core.survival.data_plane import Action, data_actions, do
 from tests.core.survival.scenario import name, number

@@ -77,7 +77,7 @@ def check_run(me: AgentMachine, start: Start) -> None:
         raise Violation(f"op {start.seq} is run with ranks that come later: {start.epoch.seats}")
     for session in start.epoch.sessions_on(me.node):
         call = me.ops[start.seq].calls[session]
-        is_shaped = not (me.policy.shrink and may_shrink(call.kind))
+        is_shaped = not (me.policy.options.shrinks and may_shrink(call.kind))
         if call.view != start.epoch.ordinal and is_shaped:
             raise Violation(f"op {start.seq} is run with a call of view {call.view}")
 

@@ -9,7 +9,6 @@ from typing import Any
 from unittest.mock import patch
 
 from allfold_core.errors import PeerLost
-from allfold_core.plan import Layout
 from allfold_core.survival import decision
 from allfold_core.survival.agent_machine import AgentMachine
 from allfold_core.survival.instructions import (
@@ -36,9 +35,11 @@ from allfold_core.survival.reports import (
     is_replicated,
 )
 from allfold_core.survival.round_evidence import Evidence
+from allfold_core.topology import Layout
 from tests.core.survival.scenario import FAITHFUL, Mutant
 from tests.core.survival.scenarios import DEEP, SCENARIOS
 from tests.core.survival.search import explore, walk
+from tests.support.policies import changed
 from tests.support.state_search import Found
 
 Round = decision._Round
@@ -145,7 +146,7 @@ class NeverCloses(AgentMachine):
 
 class IgnoresMinWorld(AgentMachine):
     def __init__(self, node: str, policy: GroupPolicy, term: Term, epoch: Epoch) -> None:
-        super().__init__(node, replace(policy, min_world=1), term, epoch)
+        super().__init__(node, changed(policy, min_world=1), term, epoch)
 
 
 class BeginsWithoutTheRoot(AgentMachine):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from allfold_core.group_options import GroupOptions
 from allfold_core.operations import Kind
 from allfold_core.survival.agent_machine import AgentMachine
 from allfold_core.survival.leader_machine import LeaderMachine
@@ -75,6 +76,17 @@ class Scenario:
             return False
         shaped = self.raises or not all(map(may_shrink, map(KINDS.__getitem__, self.kinds)))
         return not (self.max_world is not None and shaped)
+
+    @cached_property
+    def options(self) -> GroupOptions:
+        """The options of the group."""
+        return GroupOptions(
+            30.0,
+            on_loss="raise" if self.raises else "shrink",
+            min_world=self.min_world,
+            max_world=self.max_world,
+            joins="commit" if self.commits else "any",
+        )
 
     @cached_property
     def founders(self) -> tuple[int, ...]:

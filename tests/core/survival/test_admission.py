@@ -13,13 +13,13 @@ from allfold_core.survival.admission import (
     waiting_sessions,
     with_others_awaited,
 )
-from allfold_core.survival.policy import GroupPolicy
 from allfold_core.survival.records import NO_EPOCH, Epoch, Seat, Stamp, Term
 from allfold_core.survival.reports import Wishes
+from tests.support.policies import changed, policy_with
 
-FIXED = GroupPolicy("g")
-ANY = replace(FIXED, max_world=4)
-COMMIT = replace(ANY, at_commits=True)
+FIXED = policy_with()
+ANY = changed(FIXED, max_world=4)
+COMMIT = changed(ANY, joins="commit")
 TERM = Term(2, 1, ("a", "b", "c"), (1, 1, 2))
 EPOCH = Epoch(Stamp(1, 0, 1), 0, (Seat("s0", "a", 0), Seat("s1", "b", 1)), seated=2)
 WAITING = announce(EPOCH, ("n1",))
@@ -48,9 +48,9 @@ def test_those_who_are_ready_come_in_in_the_order_of_the_voters() -> None:
 
 
 def test_no_more_come_in_than_there_is_room_for() -> None:
-    three = replace(ANY, max_world=3)
+    three = changed(ANY, max_world=3)
     assert possible_change(three, TERM, EPOCH, JOINS) == Change((("n0", "a"),))
-    assert possible_change(replace(ANY, max_world=1), TERM, EPOCH, JOINS) is None
+    assert possible_change(changed(ANY, max_world=1), TERM, EPOCH, JOINS) is None
 
 
 def test_nobody_comes_in_who_is_in_it_is_dead_or_on_a_node_without_a_vote() -> None:
@@ -109,14 +109,14 @@ def test_a_dead_rank_is_not_announced() -> None:
 
 
 def test_a_rank_that_leaves_makes_room() -> None:
-    full = replace(COMMIT, max_world=2)
+    full = changed(COMMIT, max_world=2)
     wishes = {"c": JOINS["c"]} | at_edge(5, 5, leave=True)
     change = possible_change(full, TERM, WAITING, wishes)
     assert change == Change((("n1", "c"),), frozenset({"s1"}), at_edge=5)
 
 
 def test_too_few_ranks_stop_at_an_edge_before_anybody_has_come_to_join_them() -> None:
-    few = replace(COMMIT, min_world=3)
+    few = changed(COMMIT, min_world=3)
     waiting = with_others_awaited(few, EPOCH)
     assert (EPOCH.edge, waiting.edge) == (0, 1)
     assert not is_due(few, TERM, waiting, at_edge(5, 5))
@@ -128,10 +128,10 @@ def test_too_few_ranks_stop_at_an_edge_before_anybody_has_come_to_join_them() ->
 
 
 def test_a_group_that_is_over_or_has_no_edges_does_not_stop_at_one() -> None:
-    few = replace(COMMIT, min_world=3)
+    few = changed(COMMIT, min_world=3)
     assert with_others_awaited(few, replace(EPOCH, seats=())).edge == 0
-    assert with_others_awaited(replace(few, max_world=None), EPOCH).edge == 0
-    assert with_others_awaited(replace(few, at_commits=False), EPOCH).edge == 0
+    assert with_others_awaited(changed(few, max_world=None), EPOCH).edge == 0
+    assert with_others_awaited(changed(few, joins="any"), EPOCH).edge == 0
 
 
 # The epoch after a change

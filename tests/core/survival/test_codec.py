@@ -16,7 +16,6 @@ from allfold_core.codecs import Wire
 from allfold_core.dtypes import DType
 from allfold_core.errors import GpuFailed, PeerLost
 from allfold_core.operations import Fingerprint, Kind, ReduceOp
-from allfold_core.plan import AS_OPENED, Layout, Member, SlowLink
 from allfold_core.survival import codec
 from allfold_core.survival.losses import packed
 from allfold_core.survival.plans import term_fields
@@ -34,6 +33,7 @@ from allfold_core.survival.reports import (
     Run,
     Wishes,
 )
+from allfold_core.topology import AS_OPENED, Layout, Member, SlowLink
 from allfold_core.wire.frames import FrameError
 
 ERROR = packed(PeerLost("rank 3 on node b ended", group="g", ranks=[3]))

@@ -24,7 +24,6 @@ from allfold_core.survival.instructions import (
     SendReport,
     SendWishes,
 )
-from allfold_core.survival.policy import GroupPolicy
 from allfold_core.survival.records import NO_EPOCH, Epoch, Seat, Stamp, Term
 from allfold_core.survival.reports import (
     Doubt,
@@ -39,11 +38,12 @@ from allfold_core.survival.reports import (
     Wishes,
 )
 from tests.core.survival.calls import call_of
+from tests.support.policies import changed, policy_with
 
 SEATS = (Seat("r0", "a"), Seat("r1", "b", 1))
 FIRST = Epoch(Stamp(1, 0, 0), 0, SEATS, seated=2)
 TERM = Term(1, 0, ("a", "b"), (1, 1))
-POLICY = GroupPolicy("g", shrink=True, max_world=4, at_commits=True)
+POLICY = policy_with(on_loss="shrink", max_world=4, joins="commit")
 
 
 def install(machine: AgentMachine, number: int, epoch: Epoch) -> list[object]:
@@ -84,7 +84,7 @@ def test_a_node_that_has_joined_anew_is_no_member_of_epochs_from_before() -> Non
 
 
 def test_a_rank_that_wants_to_leave_a_group_that_is_too_small_costs_one_round() -> None:
-    small, wishes = replace(POLICY, min_world=3), {"a": Wishes(leave=("r0",))}
+    small, wishes = changed(POLICY, min_world=3), {"a": Wishes(leave=("r0",))}
     waiting = with_others_awaited(small, FIRST)
     assert is_due(small, TERM, waiting, wishes)
     announced = announce(waiting, waiting_sessions(small, TERM, waiting, wishes))
@@ -92,7 +92,7 @@ def test_a_rank_that_wants_to_leave_a_group_that_is_too_small_costs_one_round() 
 
 
 def test_too_few_ranks_wait_in_their_ops_where_others_come_in_anywhere() -> None:
-    small = replace(POLICY, min_world=3, at_commits=False)
+    small = changed(POLICY, min_world=3, joins="any")
     machine = AgentMachine("a", small, TERM, FIRST)
     assert machine.call(4, "r0", call_of(Kind.ALL_REDUCE)) == []
     (told,) = machine.freeze(1, 1)
@@ -104,7 +104,7 @@ def test_too_few_ranks_wait_in_their_ops_where_others_come_in_anywhere() -> None
 
 def test_too_few_ranks_call_nothing_where_others_come_in_at_edges() -> None:
     """They are told so by the failure of what they have called already."""
-    small = replace(POLICY, min_world=3)
+    small = changed(POLICY, min_world=3)
     machine = AgentMachine("a", small, TERM, FIRST)
     assert machine.call(4, "r0", call_of(Kind.ALL_REDUCE)) == [SendDoubt(Doubt(4, Reason.STALE))]
     (told,) = machine.freeze(1, 1)
@@ -180,7 +180,7 @@ def test_a_node_that_has_come_back_awaits_nothing_that_it_began_in_its_former_li
 
 def test_the_number_of_an_op_that_only_dead_nodes_had_begun_is_not_used_for_another() -> None:
     """A node without ranks has passed the op; a rank that joins there begins behind it."""
-    policy, three = replace(POLICY, at_commits=False), Term(1, 0, ("a", "b", "c"), (1, 1, 1))
+    policy, three = changed(POLICY, joins="any"), Term(1, 0, ("a", "b", "c"), (1, 1, 1))
     machine = AgentMachine("c", policy, three, FIRST)
     machine.freeze(1, 1)
     other_order = replace(FIRST, stamp=Stamp(1, 1, 0))

@@ -28,6 +28,7 @@ from allfold_core.survival.reports import (
     Run,
 )
 from tests.core.survival.calls import call_of
+from tests.support.policies import policy_with
 
 NODES = ("a", "b", "c")
 FIRST = Epoch(Stamp(0, 0, 0), 0, tuple(Seat(f"r{n}", NODES[n]) for n in range(3)))
@@ -100,7 +101,11 @@ def situations(kind: Kind) -> Iterator[Situation]:
         (FIRST, SECOND, True),
         (SECOND, SECOND, True),
     ]
-    policies = [GroupPolicy("g", shrink, least) for shrink in (True, False) for least in (1, 3)]
+    policies = [
+        policy_with(on_loss=on_loss, min_world=least)
+        for on_loss in ("shrink", "raise")
+        for least in (1, 3)
+    ]
     for attempt, installed, lost in histories:
         views = [(0, 0, 0)] if installed is FIRST else [(0, 0, 0), (1, 0, 0), (1, 1, 0)]
         for states in product(range(6), repeat=2 if lost else 3):
@@ -142,15 +147,15 @@ def expected(s: Situation) -> object:
         for n, node in enumerate(s.voters)
         if said[node] != ABSENT and f"r{n}" in sessions
     }
-    flexible = s.policy.shrink and s.kind in SHRINKING
+    flexible = s.policy.options.shrinks and s.kind in SHRINKING
     if views - {epoch_ordinal} and not flexible:
         return ("fail", "PeerLost", ordinal)
     # d. A verdict; where too few ranks are there for the op, that is why it is late.
     if s.doubted:
-        too_few = len(s.attempt.seats if begun else left) < s.policy.min_world
+        too_few = len(s.attempt.seats if begun else left) < s.policy.options.min_world
         return ("fail", "BelowMinWorld" if too_few else "late", ordinal)
     root_is_left = s.kind not in ROOTED or any(x.session == f"r{s.root}" for x in left)
-    enough = len(left) >= s.policy.min_world
+    enough = len(left) >= s.policy.options.min_world
     if begun and s.kind in ROOTED and f"r{s.root}" not in {x.session for x in s.attempt.seats}:
         return ("fail", "RootLost", ordinal)
     if begun:
@@ -213,7 +218,7 @@ def test_the_decision_on_an_op_is_what_the_rules_say(kind: Kind) -> None:
 
 def situation(kind: Kind = Kind.ALL_REDUCE, *, shrink: bool = True) -> Situation:
     """A rank of node b has died without calling what the others have begun."""
-    policy = GroupPolicy("g", shrink)
+    policy = policy_with(on_loss="shrink" if shrink else "raise")
     states = (BEGUN, ABSENT, BEGUN)
     return Situation(kind, policy, 0, states, False, 1, False, FIRST, FIRST, (0, 0, 0))
 

@@ -12,7 +12,6 @@ from allfold_core.survival.decision import decide
 from allfold_core.survival.instructions import OpenLane, SendWishes, Start
 from allfold_core.survival.lane_opening import first_in_lane, is_wished
 from allfold_core.survival.leader_machine import Freeze, LeaderMachine
-from allfold_core.survival.policy import GroupPolicy
 from allfold_core.survival.records import Epoch, Term
 from allfold_core.survival.reports import (
     NO_LANE,
@@ -25,9 +24,10 @@ from allfold_core.survival.reports import (
 )
 from tests.core.survival.agents import EPOCH, REDUCED, SUM, TERM, decided, machine, report
 from tests.core.survival.calls import call_of
+from tests.support.policies import policy_with
 
 READY = Wishes(lane=True)
-POLICY = GroupPolicy("g", shrink=True)
+POLICY = policy_with(on_loss="shrink")
 
 
 def said(node: str, *, lane: bool = True, number: int = 1, **called: int) -> Report:

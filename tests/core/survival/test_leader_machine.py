@@ -8,10 +8,10 @@ from typing import Any
 from allfold_core.errors import PeerMissing
 from allfold_core.operations import Kind
 from allfold_core.survival.leader_machine import Freeze, LeaderMachine
-from allfold_core.survival.policy import GroupPolicy
 from allfold_core.survival.records import Epoch, Seat, Stamp, Term
 from allfold_core.survival.reports import Doubt, Fail, Install, OpReport, OpState, Reason, Report
 from tests.core.survival.calls import call_of
+from tests.support.policies import policy_with
 
 TERM = Term(2, 0, ("a", "b"), (0, 0))
 EPOCH = Epoch(Stamp(2, 0, 0), 0, tuple(Seat(f"s{n}", "aabb"[n]) for n in range(4)))
@@ -23,7 +23,7 @@ def judge(_seq: int, _epoch: Epoch, _reports: object, doubt: Doubt | None) -> Pe
 
 
 def leader(*, gathering: bool = False) -> LeaderMachine:
-    return LeaderMachine(GroupPolicy("g", shrink=True), TERM, EPOCH, judge, gathering=gathering)
+    return LeaderMachine(policy_with(on_loss="shrink"), TERM, EPOCH, judge, gathering=gathering)
 
 
 def report(node: str, number: int, term: Term = TERM, **dead: str) -> Report:

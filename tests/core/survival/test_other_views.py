@@ -25,12 +25,13 @@ from allfold_core.survival.reports import (
     Run,
 )
 from tests.core.survival.calls import call_of
+from tests.support.policies import policy_with
 
 TERM = Term(0, 0, ("n0", "n1"), (0, 0))
 FIRST = Epoch(
     Stamp(0, 0, 0), 0, (Seat("r0", "n0"), Seat("r1", "n1"), Seat("r2", "n1"), Seat("r3", "n0"))
 )
-RAISE, SHRINK = GroupPolicy("g"), GroupPolicy("g", shrink=True)
+RAISE, SHRINK = policy_with(), policy_with(on_loss="shrink")
 
 
 def never(*_: object) -> None:

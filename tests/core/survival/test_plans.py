@@ -10,19 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allfold_core.plan import LinkModel, Member, Plan
+from allfold_core.group_options import GroupOptions
+from allfold_core.plan import Plan
 from allfold_core.survival.plans import (
     first_epoch,
     first_record,
     first_term,
     joining_plan,
     plan_of,
-    policy_of,
     term_fields,
     voter_of,
 )
-from allfold_core.survival.policy import GroupPolicy
 from allfold_core.survival.records import Epoch, Seat, Stamp, Term
+from allfold_core.topology import LinkModel, Member
 
 PLAN = Plan(
     group="g",
@@ -35,10 +35,7 @@ PLAN = Plan(
     ),
     tree_order=(1, 2, 0),
     links=LinkModel(),
-    strategies={},
-    timeout=3.0,
-    on_loss="shrink",
-    min_world=2,
+    options=GroupOptions(3.0, on_loss="shrink", min_world=2),
     sessions=("s0", "s1", "s2", "s3", "s4"),
     generation=4,
 )
@@ -56,7 +53,6 @@ def test_a_group_begins_with_the_term_and_the_ranks_of_its_plan() -> None:
     assert first_term(PLAN) == Term(7, 4, ("a", "b", "c"), (7, 7, 7))
     seats = tuple(Seat(f"s{rank}", node, rank) for rank, node in enumerate("abcac"))
     assert first_epoch(PLAN) == Epoch(Stamp(7, 0, 4), 0, seats, seated=5)
-    assert policy_of(PLAN) == GroupPolicy("g", shrink=True, min_world=2)
 
 
 def test_the_first_epoch_has_the_plan_itself() -> None:
@@ -97,11 +93,6 @@ def test_every_rank_that_is_left_is_on_its_node(gone: set[str]) -> None:
     assert sorted(plan.tree_order) == list(range(len(plan.members)))
 
 
-def test_the_policy_is_what_the_ranks_have_agreed_on() -> None:
-    assert policy_of(replace(PLAN, on_loss="shrink")).shrink
-    assert not policy_of(replace(PLAN, on_loss="raise")).shrink
-
-
 # Nodes that join
 
 
@@ -122,8 +113,7 @@ def test_a_node_that_joins_knows_the_terms_of_the_opening_and_all_nodes() -> Non
     plan = joining_plan(record_with(newcomer))
     assert plan.members == (*(replace(each, ranks=()) for each in PLAN.members), newcomer)
     assert (plan.world_size, plan.sessions) == (0, ())
-    assert policy_of(plan) == policy_of(PLAN)
-    assert (plan.epoch, plan.timeout, plan.generation) == (PLAN.epoch, PLAN.timeout, 4)
+    assert (plan.epoch, plan.options, plan.generation) == (PLAN.epoch, PLAN.options, 4)
 
 
 def test_a_node_that_joins_makes_the_same_plan_of_an_epoch_as_the_others() -> None:

@@ -105,13 +105,7 @@ class World:
         self.s, self.mutant = scenario, mutant
         everyone = tuple(range(scenario.nodes))
         term, epoch = first or _first(scenario)
-        self.policy = mutant.policy(
-            "g",
-            not scenario.raises,
-            scenario.min_world,
-            scenario.max_world,
-            bool(scenario.commits),
-        )
+        self.policy = mutant.policy("g", scenario.options)
         self.terms: list[Term] = [term]
         self.parents: list[tuple[int, ...]] = [()]
         self.announced: list[set[int]] = [{0}]

@@ -9,7 +9,7 @@ import pytest
 from allfold_agent.compilation.op_spec import OpSpec, OpSpecs
 from allfold_core.dtypes import DType
 from allfold_core.operations import Fingerprint, Kind, ReduceOp
-from allfold_core.plan import LinkModel
+from allfold_core.topology import LinkModel
 from tests.support.fakes.local_groups import make_plan
 
 ONE_MACHINE = LinkModel(shared_cores=2)

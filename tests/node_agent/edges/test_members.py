@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from allfold_agent.edges.members import Members, lives_of
-from allfold_core.plan import Member
 from allfold_core.survival.records import Term
+from allfold_core.topology import Member
 
 
 def member(node: str, incarnation: str = "x") -> Member:

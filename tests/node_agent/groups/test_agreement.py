@@ -8,11 +8,11 @@ from typing import Any
 from allfold_agent.groups.agreement import Agreement
 from allfold_core.diagnosis.hindrances import Hindrances
 from allfold_core.survival.instructions import Instruction
-from allfold_core.survival.policy import GroupPolicy
 from allfold_core.survival.records import NO_EPOCH, Epoch, Seat, Stamp, Term
 from allfold_core.wire.peer_link import LinkMessageType
+from tests.support.policies import policy_with
 
-POLICY = GroupPolicy("g", shrink=True, max_world=2)
+POLICY = policy_with(on_loss="shrink", max_world=2)
 FIRST = Epoch(Stamp(1, 0, 0), 0, (Seat("s0", "a"),), seated=1)
 ALONE = Term(1, 0, ("a",), (1,))
 BOTH = Term(2, 0, ("a", "b"), (1, 2))

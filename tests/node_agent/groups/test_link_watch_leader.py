@@ -10,9 +10,9 @@ import pytest
 
 from allfold_agent.edges.link_rate import LinkRate
 from allfold_agent.groups.link_watch import LinkWatch
-from allfold_core.plan import Layout, LinkModel
 from allfold_core.survival.plans import first_epoch, first_term, plan_of
 from allfold_core.survival.records import Epoch
+from allfold_core.topology import Layout, LinkModel
 from tests.support.fakes.local_groups import make_plan
 
 RATE = 100e6

@@ -6,8 +6,8 @@ from collections.abc import Collection
 from typing import Any
 
 from allfold_agent.groups.neighbours import NodeChanges
-from allfold_core.plan import Member
 from allfold_core.survival.records import Term
+from allfold_core.topology import Member
 
 FIRST = Term(1, 1, ("a", "b"), (1, 1))
 NEWCOMER = Member("c", "", "c:1", (), incarnation="x")

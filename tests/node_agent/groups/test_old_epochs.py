@@ -14,10 +14,10 @@ from allfold_agent.groups.epoch_table import CHANGES_KEPT
 from allfold_agent.groups.group import Group
 from allfold_core.survival.agent_machine import AgentMachine
 from allfold_core.survival.instructions import Installed
-from allfold_core.survival.policy import GroupPolicy
 from allfold_core.survival.records import Epoch, Seat, Stamp, Term
 from tests.support.fakes.local_groups import LocalGroups, local_groups, make_plan
 from tests.support.fakes.local_rank import LocalRank, no_outcome
+from tests.support.policies import policy_with
 from tests.support.waiting import wait_until
 
 WORLD = 8
@@ -118,7 +118,9 @@ def test_a_node_that_has_joined_does_without_epochs_of_nodes_it_never_knew() -> 
 def test_an_op_that_a_decision_has_ended_on_all_nodes_needs_no_closing_signal() -> None:
     seats = (Seat("x", "a", 0), Seat("y", "b", 1))
     epoch = Epoch(Stamp(0, 0, 0), 0, seats)
-    machine = AgentMachine("a", GroupPolicy("g", True), Term(0, 0, ("a", "b"), (0, 0)), epoch)
+    machine = AgentMachine(
+        "a", policy_with(on_loss="shrink"), Term(0, 0, ("a", "b"), (0, 0)), epoch
+    )
     sent: list[str] = []
     signals = ClosingSignals(machine, lambda node, *_: sent.append(node), lambda _: None)
     signals.announce(0)

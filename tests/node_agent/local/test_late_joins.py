@@ -148,7 +148,7 @@ def test_a_rank_that_is_not_let_in_in_time_hears_what_the_group_waits_for(
     joins: Any, waits_for: str, told: str
 ) -> None:
     async def run() -> None:
-        late = Late(replace(PLAN, joins=joins), waits_for)
+        late = Late(replace(PLAN, options=replace(PLAN.options, joins=joins)), waits_for)
         with pytest.raises(PeerMissing, match=f"it waits for {told}"):
             await late.join(0.01)
         assert late.groups[0].ended == [("new", "gave up waiting to be let in")]

@@ -11,6 +11,7 @@ import pytest
 
 from allfold_agent.membership.draining import Draining
 from allfold_core.errors import NodeDraining
+from allfold_core.group_options import GroupOptions
 from tests.node_agent.membership.linked_node import NotedByListener, linked_node
 from tests.node_agent.membership.scripted_orchestrator import ScriptedOrchestrator
 from tests.support.waiting import until, within
@@ -22,7 +23,7 @@ def group(name: str, nodes: str, max_world: int | None) -> Any:
     """A group with one rank on each of these nodes, by their letters, as node a sees it."""
     seats = [SimpleNamespace(node=node) for node in nodes]
     current = SimpleNamespace(record=SimpleNamespace(seats=seats))
-    plan = SimpleNamespace(max_world=max_world)
+    plan = SimpleNamespace(options=GroupOptions(1.0, max_world=max_world))
     return SimpleNamespace(name=name, node="a", plan=plan, current=current)
 
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from allfold_core.plan import LinkModel
+from allfold_core.topology import LinkModel
 from allfold_orchestrator.http.app import OPEN_PATHS
 from allfold_orchestrator.settings import Settings
 from tests.orchestrator.api_client import ApiClient, body_of, error_of, serving

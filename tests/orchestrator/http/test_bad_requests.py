@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
+from allfold_core.group_options import NAMES, GroupOptions
 from allfold_orchestrator.http import request_limits
 from allfold_orchestrator.http.request_limits import BodyLimit
+from allfold_orchestrator.wire import JoinGroup
 from tests.orchestrator.api_client import ApiClient, error_of
 from tests.support.waiting import within
 
@@ -220,3 +222,10 @@ async def test_a_mistake_of_ours_is_answered_in_json_and_logged(
     error = error_of(await api.http.get("/v1/nodes"), 500, "AF400")
     assert "a mistake of ours" not in error["message"]
     assert "a mistake of ours" in caplog.text
+
+
+def test_the_registration_of_a_rank_has_every_option_of_a_group_with_its_default() -> None:
+    given = {"rank": 0, "node": "a", "incarnation": "1", "session": "s", "world_size": 1}
+    request = JoinGroup.model_validate({**given, "timeout": 3.0})
+    assert {*NAMES} == {*JoinGroup.model_fields} - {*given}
+    assert GroupOptions.from_dict(dict(request)).to_dict() == GroupOptions(3.0).to_dict()

@@ -29,8 +29,8 @@ async def test_a_group_forms_and_everybody_gets_the_same_plan(api: ApiClient) ->
     plan = Plan.from_dict(answers[0]["plan"])
     assert plan.to_dict() == (await api.store.groups.read("train")).current.plan.to_dict()  # type: ignore[union-attr]
     assert [member.node for member in plan.members] == ["b", "a"]
-    assert (plan.epoch, plan.world_size, plan.timeout) == (1, 2, 30.0)
-    assert plan.strategies == {"all_reduce": "ring"}
+    assert (plan.epoch, plan.world_size, plan.options.timeout) == (1, 2, 30.0)
+    assert plan.options.strategies == {"all_reduce": "ring"}
 
 
 async def test_a_wait_that_is_over_says_who_is_there_and_who_is_missing(api: ApiClient) -> None:

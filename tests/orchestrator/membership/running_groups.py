@@ -10,7 +10,7 @@ import pytest
 from allfold_orchestrator.membership.group_state import GroupState, Join, NodeInfo
 from allfold_orchestrator.membership.reports import term_record
 from allfold_orchestrator.membership.term_record import TermRecord
-from tests.orchestrator.builders import GROUP, join, play
+from tests.orchestrator.builders import GROUP, join, play, with_options
 
 
 def elastic(
@@ -24,7 +24,7 @@ def elastic(
 ) -> Join:
     """A rank of a group that opens with ``of`` ranks."""
     asked = join(rank or 0, on, of=of, session=session, generation=generation)
-    return replace(asked, rank=rank, params=replace(asked.params, max_world=max_world))
+    return replace(with_options(asked, max_world=max_world), rank=rank)
 
 
 def running(**options: Any) -> GroupState:

@@ -13,14 +13,13 @@ from allfold_core.errors import (
 )
 from allfold_core.survival.records import Seat
 from allfold_orchestrator.membership.group_state import (
-    GroupParams,
     GroupState,
     PlanReady,
     Reason,
     Seated,
 )
 from allfold_orchestrator.membership.joining import running_params, takes_in
-from tests.orchestrator.builders import GROUP, join, leave, lost, node, play, refused
+from tests.orchestrator.builders import GROUP, join, leave, lost, node, play, refused, with_options
 from tests.orchestrator.membership.running_groups import (
     EITHER,
     elastic,
@@ -101,7 +100,7 @@ def test_another_life_of_a_node_joins_when_the_earlier_one_is_out(loses: bool) -
 def test_other_parameters_are_refused_but_for_the_size_of_the_opening(loses: bool) -> None:
     late = elastic(None, "c", session="new", of=1)
     assert play([late], group(loses))[1] == (Seated(2, 1, ready=True),)
-    other = replace(late, params=replace(late.params, on_loss="shrink"))
+    other = with_options(late, on_loss="shrink")
     assert isinstance(refused(group(loses), other), RegisterParamsMismatch)
 
 
@@ -135,7 +134,7 @@ def test_ranks_without_a_number_get_one_each_and_keep_it_when_they_ask_again() -
     state, answer = play([elastic(None, session="y")], state)
     assert answer[0] == Seated(1, 1, ready=True)
     assert isinstance(answer[1], PlanReady)
-    assert answer[1].plan.max_world == 4
+    assert answer[1].plan.options.max_world == 4
 
 
 def test_one_without_a_number_too_many_is_refused() -> None:
@@ -153,5 +152,4 @@ def test_max_world_must_not_be_below_the_size_of_the_opening() -> None:
 def test_a_group_of_which_nothing_is_left_has_no_parameters() -> None:
     state, _ = play([leave(0), leave(1)], running())
     assert not takes_in(state)
-    assert isinstance(GroupParams(2, 1.0).is_elastic, bool)
     assert Seat("s0", "a") not in (state.term.seats if state.term else ())

@@ -10,7 +10,7 @@ from allfold_core.errors import MultipleRegister, RegisterParamsMismatch, Servic
 from allfold_orchestrator.membership.group_state import AgentRegisters, GroupState, Join, Seated
 from allfold_orchestrator.membership.joining import is_unclaimed
 from allfold_orchestrator.membership.term_record import Recall, Registration, StoreLife, TermRecord
-from tests.orchestrator.builders import GROUP, leave, play, refused
+from tests.orchestrator.builders import GROUP, leave, play, refused, with_options
 from tests.orchestrator.membership.running_groups import (
     EITHER,
     elastic,
@@ -166,7 +166,7 @@ def test_a_job_that_is_started_anew_waits_for_the_ranks_of_a_group_that_others_h
 @EITHER
 def test_a_rank_without_the_key_of_a_group_that_runs_learns_nothing_of_it(loses: bool) -> None:
     joins = [elastic(rank, "ab"[rank], max_world=None, generation=1) for rank in (0, 1)]
-    before = play(replace(each, params=replace(each.params, key="a")) for each in joins)[0]
+    before = play(with_options(each, key="a") for each in joins)[0]
     state = reported("ab", before) if loses else before
     error = refused(state, replace(fixed(0), store=None if not loses else STORE))
     assert type(error) is RegisterParamsMismatch

@@ -24,7 +24,17 @@ from allfold_orchestrator.membership.group_state import (
     SeatsFreed,
 )
 from allfold_orchestrator.membership.membership import step
-from tests.orchestrator.builders import GROUP, join, leave, lost, node, play, ready, refused
+from tests.orchestrator.builders import (
+    GROUP,
+    join,
+    leave,
+    lost,
+    node,
+    play,
+    ready,
+    refused,
+    with_options,
+)
 
 EMPTY = GroupState(GROUP)
 
@@ -35,7 +45,7 @@ EMPTY = GroupState(GROUP)
 @pytest.mark.parametrize(("has", "comes"), [("a", "b"), ("a", ""), ("", "a")])
 def test_a_rank_with_another_key_is_refused_and_learns_nothing_else(has: str, comes: str) -> None:
     first, later = (
-        replace(each, params=replace(each.params, key=key))
+        with_options(each, key=key)
         for each, key in ((join(0, timeout=7.0), has), (join(1, "b", timeout=8.0), comes))
     )
     state, _ = step(EMPTY, first)
@@ -80,7 +90,7 @@ def test_the_last_rank_completes_the_group_and_makes_the_plan() -> None:
     assert state.current is not None
     plan = state.current.plan
     assert instructions == (Seated(0, epoch=1, ready=True), PlanReady(plan))
-    assert (plan.group, plan.epoch, plan.world_size, plan.timeout) == (GROUP, 1, 2, 30.0)
+    assert (plan.group, plan.epoch, plan.world_size, plan.options.timeout) == (GROUP, 1, 2, 30.0)
     assert {member.node: member.ranks for member in plan.members} == {"a": (0,), "b": (1,)}
     assert sorted(plan.tree_order) == [0, 1]
     assert state.forming is None
@@ -123,7 +133,7 @@ def test_the_plan_says_what_a_loss_means_and_names_the_sessions_by_rank() -> Non
     )
     assert state.current is not None
     plan = state.current.plan
-    assert (plan.on_loss, plan.min_world) == ("shrink", 2)
+    assert (plan.options.on_loss, plan.options.min_world) == ("shrink", 2)
     assert plan.sessions == ("session of 0", "session of 1")
     assert state.current.params == join(0, on_loss="shrink", min_world=2).params
 

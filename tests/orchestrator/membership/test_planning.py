@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from allfold_core.plan import LinkModel
+from allfold_core.group_options import GroupOptions
+from allfold_core.topology import LinkModel
 from allfold_orchestrator.membership.group_state import (
     Formation,
     GroupParams,
@@ -52,7 +53,7 @@ def links_at(*addresses: str, configured: LinkSettings | None = None) -> LinkMod
 
 def links_of_nodes(infos: Sequence[NodeInfo], configured: LinkSettings | None) -> LinkModel:
     seats = {rank: RankSeat(info, f"s{rank}") for rank, info in enumerate(infos)}
-    params = GroupParams(len(seats), 30.0, {})
+    params = GroupParams(len(seats), GroupOptions(30.0))
     formation = Formation(1, params, configured or LinkSettings(), RankMap(seats))
     return make_plan("g", formation).links
 

@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import NamedTuple, Self
 
 from allfold_agent.groups.term_record import with_seats
-from allfold_core.survival.plans import first_epoch, policy_of
+from allfold_core.survival.plans import first_epoch
+from allfold_core.survival.policy import GroupPolicy
 from allfold_core.survival.records import Term
 from allfold_orchestrator.membership.group_state import (
     AgentRegistered,
@@ -93,7 +94,7 @@ class StoreWorld(World):
         self._hold(play(joins)[0])
         assert self.group_state.current is not None
         plan = self.group_state.current.plan
-        self.policy = policy_of(plan)
+        self.policy = GroupPolicy(plan.group, plan.options)
         first = first_term(plan)
         super().__init__(scenario, mutant, (first.term, first_epoch(plan)))
         self.store, self.seen = StoreLife(1, "0"), 1

@@ -24,11 +24,13 @@ from allfold_agent.local.server import PROCESS_ENDED
 from allfold_agent.runtime.reactor import Reactor
 from allfold_agent.runtime.workers import WorkerPool
 from allfold_core.errors import AllfoldError, PeerLost
-from allfold_core.plan import LinkModel, Member, Plan
+from allfold_core.group_options import GroupOptions
+from allfold_core.plan import Plan
 from allfold_core.survival.losses import packed
 from allfold_core.survival.plans import term_fields
 from allfold_core.survival.records import Term
 from allfold_core.survival.reports import Doubt, Reason
+from allfold_core.topology import LinkModel, Member
 from tests.support.fakes.counted_pool import CountedPool
 from tests.support.fakes.damaged_wire import DamagedWire
 from tests.support.fakes.local_links import LocalLinks, LocalNeighbours, Notes
@@ -62,11 +64,8 @@ def make_plan(
         members=members,
         tree_order=tuple(range(len(ranks))),
         links=LinkModel(),
-        strategies={},
-        timeout=SECONDS,
+        options=GroupOptions(SECONDS, on_loss=on_loss, min_world=min_world),
         sessions=tuple(map(session_of, range(world_size))),
-        on_loss=on_loss,
-        min_world=min_world,
     )
 
 

@@ -21,6 +21,7 @@ from allfold._group import Group
 from allfold._in_flight import Lander
 from allfold._lane.lanes import Lanes
 from allfold._settings import GroupSettings
+from allfold_core.group_options import GroupOptions
 from allfold_core.operations import Kind
 from allfold_core.short_lane.page import FIRST, PageLayout
 from allfold_core.wire.local_wire import Message
@@ -122,7 +123,7 @@ class Ranks:
             left=False,
             check=lambda: None,
         )
-        settings = GroupSettings(DEADLINE_SECONDS, 1.0, {}, "native", "raise", 1)
+        settings = GroupSettings(GroupOptions(DEADLINE_SECONDS, join_timeout=1.0), "native")
         return Group(membership, settings, Draining(lambda _: None), lambda _: None)
 
     def lane(self, rank: int) -> Any:

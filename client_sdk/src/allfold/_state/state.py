@@ -12,7 +12,6 @@ from allfold._arena import Bytes
 from allfold._calls.call import EpochView
 from allfold._connection import GRACE_SECONDS
 from allfold._group import Group
-from allfold._options import checked_seconds
 from allfold._registry import registry
 from allfold._state.agreement import NOBODYS, Version, find_holders, share_outcome
 from allfold._state.image import Image, Manifest
@@ -22,6 +21,7 @@ from allfold._state.transfer import Offering, pull
 from allfold._state.tree import Flattened, pair_tensors, unflatten
 from allfold._state.values import is_stateful, load, named_nodes, with_identities
 from allfold_core.errors import InvalidArgument, PeerSentIncoherentTensor, WorldChanged
+from allfold_core.group_options import checked_seconds
 from allfold_core.wire.state_wire import MAX_SOURCES, spans
 
 log = logging.getLogger("allfold")

@@ -11,7 +11,6 @@ from contextlib import ExitStack
 import click
 
 from allfold._agent_socket import RETRY_SECONDS, connect, nobody_listens
-from allfold._options import checked_seconds
 from allfold._settings import GroupSettings, group_name
 from allfold.cli._launch import Launch, Policy
 from allfold.cli._launch_spec import LaunchSpec, common_environment, make_group_name, place
@@ -21,6 +20,7 @@ from allfold_cluster.environment import socket_path
 from allfold_cluster.processes import wait_for
 from allfold_cluster.signals import Interrupted, Interrupts
 from allfold_core.errors import InvalidArgument
+from allfold_core.group_options import checked_seconds
 from allfold_core.verdict import counted
 
 _PATIENCE_SECONDS = 5.0

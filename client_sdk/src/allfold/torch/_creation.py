@@ -63,8 +63,6 @@ def create(
         rank,
         world_size,
         timeout=op_seconds,
-        on_loss="raise",
-        min_world=1,
         fixed=True,
     )
     handle = Handle(prefix, group.rank)

@@ -172,8 +172,6 @@ class Lifecycle(_Base):  # type: ignore[misc]
             len(ranks),
             timeout=self._agreed_timeout,
             init_timeout=seconds(getattr(opts, "timeout", None)),
-            on_loss="raise",
-            min_world=1,
             fixed=True,
         )
         self.enter(group)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import combinations
 
 from allfold_core.operations import AUTO, Kind
-from allfold_core.plan import Layout, Plan, SlowLink
+from allfold_core.plan import Plan
 from allfold_core.pricing.choose import choose
 from allfold_core.pricing.per_link import (
     Delay,
@@ -18,6 +18,7 @@ from allfold_core.pricing.per_link import (
 )
 from allfold_core.pricing.predict import predict
 from allfold_core.schedules.registry import candidates
+from allfold_core.topology import Layout, SlowLink
 
 REFERENCE_BYTES = 16 << 20
 """Layouts are compared by an all-reduce of so many bytes: small ops do not feel a slow link."""
@@ -51,7 +52,7 @@ def arrange(plan: Plan, usual: float, slow: tuple[SlowLink, ...]) -> Plan:
 
 def _names(plan: Plan) -> tuple[str, ...]:
     """The strategies by which an all-reduce may run."""
-    own = plan.strategies.get(Kind.ALL_REDUCE.label, AUTO)
+    own = plan.options.strategies.get(Kind.ALL_REDUCE.label, AUTO)
     return candidates(Kind.ALL_REDUCE) if own == AUTO else (own,)
 
 
@@ -106,9 +107,12 @@ def bandwidth_bound(plan: Plan, usual: float, slow: tuple[SlowLink, ...], nbytes
     Args:
         plan: in the order in which the group was opened.
     """
-    names = candidates(Kind.ALL_REDUCE)
+    asked = {
+        name: replace(plan.options, strategies={Kind.ALL_REDUCE.label: name})
+        for name in candidates(Kind.ALL_REDUCE)
+    }
     arranged = (
-        (name, arrange(replace(plan, strategies={Kind.ALL_REDUCE.label: name}), usual, slow))
-        for name in names
+        (name, arrange(replace(plan, options=options), usual, slow))
+        for name, options in asked.items()
     )
     return min(bandwidth_seconds(Kind.ALL_REDUCE, name, each, nbytes) for name, each in arranged)

@@ -12,11 +12,12 @@ from math import inf
 from allfold_core.codecs import Wire
 from allfold_core.errors import InvalidArgument
 from allfold_core.operations import AUTO, Kind
-from allfold_core.plan import LinkModel, Plan
+from allfold_core.plan import Plan
 from allfold_core.pricing.per_link import seconds_over_links
 from allfold_core.pricing.predict import predict
 from allfold_core.schedules.registry import candidates, parse_strategy, strategy_of
 from allfold_core.schedules.strategy import StrategySpec
+from allfold_core.topology import LinkModel
 
 _SAME_TIME = 1e-9
 
@@ -47,7 +48,7 @@ def choose(
     Raises:
         InvalidArgument: for a choice that cannot run ``kind``, or not with ``wire``.
     """
-    chosen = asked if asked != AUTO else plan.strategies.get(kind.label, AUTO)
+    chosen = asked if asked != AUTO else plan.options.strategies.get(kind.label, AUTO)
     if chosen != AUTO:
         spec = strategy_of(kind, chosen)
         check_slices(spec, wire, feedback=feedback)

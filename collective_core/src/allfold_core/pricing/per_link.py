@@ -9,11 +9,12 @@ from math import fsum
 from typing import NamedTuple
 
 from allfold_core.operations import Kind
-from allfold_core.plan import Layout, LinkModel, Plan
+from allfold_core.plan import Plan
 from allfold_core.pricing.predict import predict
 from allfold_core.schedules.compiler import compile_schedule
 from allfold_core.schedules.registry import strategy_of
 from allfold_core.schedules.schedule import Send
+from allfold_core.topology import Layout, LinkModel
 
 MOST_NODES = 16
 """Of larger groups every pair of nodes is not looked at: that takes too long, and one slow link

@@ -17,11 +17,11 @@ from dataclasses import replace
 from math import log2
 
 from allfold_core.operations import Kind
-from allfold_core.plan import LinkModel
 from allfold_core.pricing.sharing import shared_seconds
 from allfold_core.schedules.closed_form import PricedOp
 from allfold_core.schedules.registry import strategy_of
 from allfold_core.schedules.strategy import StrategySpec
+from allfold_core.topology import LinkModel
 
 INCAST = 0.05
 """The share of time added by each doubling of the nodes that send to one node at once: their

@@ -10,7 +10,6 @@ from dataclasses import replace
 from heapq import heappop, heappush
 from math import inf
 
-from allfold_core.plan import LinkModel
 from allfold_core.schedules.schedule import (
     Await,
     Fold,
@@ -22,6 +21,7 @@ from allfold_core.schedules.schedule import (
     balanced_slices,
 )
 from allfold_core.schedules.step_graph import StepGraph
+from allfold_core.topology import LinkModel
 
 # Chunks that may wait on an edge. With room for all of them, the leaves of a tree would send
 # everything at once and hold up what comes from deeper down.

@@ -12,11 +12,11 @@ from functools import lru_cache
 from math import ceil
 
 from allfold_core.operations import Kind
-from allfold_core.plan import LinkModel
 from allfold_core.schedules.chunking import wire_chunk
 from allfold_core.schedules.compiler import compile_schedule
 from allfold_core.schedules.schedule import Send, Signal
 from allfold_core.schedules.strategy import StrategySpec
+from allfold_core.topology import LinkModel
 
 # Fine enough for the slices of any strategy to be told apart.
 _GRAIN = 64

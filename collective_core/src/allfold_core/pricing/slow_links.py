@@ -7,9 +7,10 @@ from dataclasses import replace
 from math import inf
 from typing import NamedTuple
 
-from allfold_core.plan import AS_OPENED, Layout, Plan, SlowLink
+from allfold_core.plan import Plan
 from allfold_core.pricing.arrange import arrange, reference_seconds
 from allfold_core.pricing.per_link import MOST_NODES
+from allfold_core.topology import AS_OPENED, Layout, SlowLink
 
 SLOWER = 4.0
 """A link is slow that takes more than so many times as long as the others. Less may be noise: where

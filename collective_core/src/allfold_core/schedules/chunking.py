@@ -6,7 +6,7 @@ stands here, once.
 
 from __future__ import annotations
 
-from allfold_core.plan import LinkModel
+from allfold_core.topology import LinkModel
 
 SMALLEST_CHUNK = 64 * 1024
 LARGEST_CHUNK = 2 * 1024 * 1024

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from math import ceil
 
 from allfold_core.operations import Kind
-from allfold_core.plan import LinkModel
 from allfold_core.schedules.chunking import wire_chunk
+from allfold_core.topology import LinkModel
 
 
 @dataclass(frozen=True, slots=True)

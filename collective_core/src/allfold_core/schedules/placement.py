@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from allfold_core.plan import Member
+from allfold_core.topology import Member
 
 
 def ring_order(members: Sequence[Member]) -> tuple[Member, ...]:

@@ -8,9 +8,10 @@ from typing import Any, Self
 
 from allfold_core.codecs import Wire
 from allfold_core.operations import AUTO, Fingerprint, Kind, kind_from_code
-from allfold_core.plan import LinkModel, Plan
+from allfold_core.plan import Plan
 from allfold_core.schedules.parts import input_numel, output_numel
 from allfold_core.short_lane.page import FINGERPRINT_BYTES, SLOT_BYTES
+from allfold_core.topology import LinkModel
 
 MOST_NODES = 8
 """Each node sends every other one a frame for each op, which is too many beyond."""
@@ -49,7 +50,7 @@ class LaneRules:
         nodes = len(plan.members)
         if nodes == 1:
             return cls(frozenset(Kind), SLOT_BYTES)
-        asked = plan.strategies
+        asked = plan.options.strategies
         kinds = [kind for kind in _ACROSS_NODES if asked.get(kind.label, AUTO) == AUTO]
         if nodes > MOST_NODES:
             kinds = []

@@ -80,7 +80,7 @@ def possible_change(
     newcomers = _newcomers(policy, term, epoch, wishes, leavers, dead)
     if not (newcomers or leavers):
         return None
-    if not policy.at_commits:
+    if not policy.options.at_commits:
         return Change(newcomers) if newcomers else None
     edges = {session: seq for each in wishes.values() for session, seq in each.at_edge.items()}
     if not epoch.waiting or not epoch.sessions <= edges.keys():
@@ -96,7 +96,7 @@ def waiting_sessions(
     dead: Collection[str] = (),
 ) -> tuple[str, ...]:
     """Return the sessions for which all ranks are to stop at their next commit."""
-    if not policy.at_commits:
+    if not policy.options.at_commits:
         return ()
     leavers = _leavers(policy, epoch, wishes)
     newcomers = _newcomers(policy, term, epoch, wishes, leavers, dead)
@@ -106,7 +106,7 @@ def waiting_sessions(
 
 def is_due(policy: GroupPolicy, term: Term, epoch: Epoch, wishes: Mapping[str, Wishes]) -> bool:
     """Return True if a round would change the members, or announce that somebody waits."""
-    if not policy.is_elastic:
+    if not policy.options.is_elastic:
         return False
     waiting = waiting_sessions(policy, term, epoch, wishes)
     return waiting != epoch.waiting or possible_change(policy, term, epoch, wishes) is not None
@@ -127,11 +127,11 @@ def with_others_awaited(policy: GroupPolicy, epoch: Epoch) -> Epoch:
 
 def _awaits_others(policy: GroupPolicy, epoch: Epoch) -> bool:
     is_small = bool(epoch.seats) and policy.is_too_small(epoch)
-    return policy.is_elastic and policy.at_commits and is_small
+    return policy.options.is_elastic and policy.options.at_commits and is_small
 
 
 def _leavers(policy: GroupPolicy, epoch: Epoch, wishes: Mapping[str, Wishes]) -> frozenset[str]:
-    if not policy.at_commits:
+    if not policy.options.at_commits:
         return frozenset()  # there a rank leaves without asking
     asking = {session for each in wishes.values() for session in each.leave}
     return epoch.sessions & asking
@@ -146,9 +146,9 @@ def _newcomers(
     dead: Collection[str],
 ) -> tuple[tuple[str, str], ...]:
     """The sessions for which there is room, in the order of the voters."""
-    if policy.max_world is None:
+    if policy.options.max_world is None:
         return ()
-    room = policy.max_world - len(epoch.seats) + len(leavers)
+    room = policy.options.max_world - len(epoch.seats) + len(leavers)
     ready = [
         (session, node)
         for node in term.voters

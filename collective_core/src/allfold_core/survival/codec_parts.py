@@ -9,7 +9,6 @@ from dataclasses import asdict
 from typing import Any
 
 from allfold_core.operations import Fingerprint
-from allfold_core.plan import AS_OPENED, Layout, Member, SlowLink
 from allfold_core.survival.json_values import (
     read_error,
     read_list,
@@ -31,6 +30,7 @@ from allfold_core.survival.reports import (
     Run,
     Wishes,
 )
+from allfold_core.topology import AS_OPENED, Layout, Member, SlowLink
 
 
 def pack_term(term: Term) -> dict[str, Any]:

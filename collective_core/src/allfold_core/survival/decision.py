@@ -19,7 +19,6 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from allfold_core.errors import AllfoldError, PeerLost
-from allfold_core.plan import Layout
 from allfold_core.survival.admission import (
     possible_change,
     waiting_sessions,
@@ -51,6 +50,7 @@ from allfold_core.survival.reports import (
     may_shrink,
 )
 from allfold_core.survival.round_evidence import Evidence, Judge, lost_seats
+from allfold_core.topology import Layout
 
 
 class ProtocolViolation(Exception):
@@ -236,13 +236,13 @@ class _Round:
         call = next(iter(_calls(said, epoch)), None)
         if self._is_viable(epoch, said):
             return Run(epoch.stamp)
-        if not self.evidence.policy.shrink or call is None or not self._can_shrink(call):
+        if not self.evidence.policy.options.shrinks or call is None or not self._can_shrink(call):
             return self._fail(self._loss(seq, call, epoch))
         return self._run_with_those_left(seq, epoch)
 
     def _run_with_those_left(self, seq: int, attempt: Epoch) -> Outcome:
         left = self.evidence.remaining(attempt)
-        if len(left) < self.evidence.policy.min_world:
+        if len(left) < self.evidence.policy.options.min_world:
             return self._fail(self._too_small(seq, len(left)))
         if left == self.epoch.seats:
             return Run(self.epoch.stamp)
@@ -274,7 +274,7 @@ class _Round:
 
     def _too_small(self, seq: int, left: int) -> AllfoldError:
         policy = self.evidence.policy
-        return below_min_world(policy.group, seq, left, policy.min_world, self.epoch.change)
+        return below_min_world(policy.group, seq, left, policy.options.min_world, self.epoch.change)
 
     def _is_viable(self, epoch: Epoch, said: Mapping[str, OpReport]) -> bool:
         """Return True if every input of an epoch's op is here.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from allfold_core.plan import Layout
 from allfold_core.survival.admission import is_due
 from allfold_core.survival.decision import decide
 from allfold_core.survival.lane_opening import is_wished
@@ -13,6 +12,7 @@ from allfold_core.survival.policy import GroupPolicy
 from allfold_core.survival.records import Epoch, Term
 from allfold_core.survival.reports import NO_LANE, Doubt, Install, Reason, Report, Wishes
 from allfold_core.survival.round_evidence import Judge
+from allfold_core.topology import Layout
 
 
 @dataclass(frozen=True, slots=True)

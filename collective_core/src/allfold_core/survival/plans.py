@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from allfold_core.plan import AS_OPENED, Member, Plan
+from allfold_core.plan import Plan
 from allfold_core.schedules.placement import ring_order, tree_order
-from allfold_core.survival.policy import GroupPolicy
 from allfold_core.survival.records import Epoch, Seat, Stamp, Term
+from allfold_core.topology import AS_OPENED, Member
 
 
 def first_term(plan: Plan) -> Term:
@@ -79,17 +79,6 @@ def first_epoch(plan: Plan) -> Epoch:
     seats = tuple(map(Seat, plan.sessions, nodes, range(plan.world_size)))
     stamp = Stamp(plan.epoch, 0, plan.generation)
     return Epoch(stamp, 0, seats, seated=plan.world_size)
-
-
-def policy_of(plan: Plan) -> GroupPolicy:
-    """The policy of a group about losses, as its plan has it."""
-    return GroupPolicy(
-        plan.group,
-        plan.on_loss == "shrink",
-        plan.min_world,
-        plan.max_world,
-        plan.joins == "commit",
-    )
 
 
 def plan_of(opening: Plan, epoch: Epoch, members: Mapping[str, Member]) -> Plan:

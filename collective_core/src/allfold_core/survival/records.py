@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from allfold_core.plan import AS_OPENED, Layout, Member
+from allfold_core.topology import AS_OPENED, Layout, Member
 
 _ROUND_BITS = 24
 _GENERATION_BITS = 12

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from allfold_core.errors import AllfoldError
-from allfold_core.plan import Layout
 from allfold_core.survival.admission import announce, with_others_awaited
 from allfold_core.survival.losses import NODE_LOST, describe_change, packed
 from allfold_core.survival.policy import GroupPolicy
@@ -20,6 +19,7 @@ from allfold_core.survival.records import (
     Term,
 )
 from allfold_core.survival.reports import Doubt, OpReport, Outcome, Report, Run
+from allfold_core.topology import Layout
 
 Judge = Callable[[int, Epoch, Mapping[str, Report], Doubt | None], AllfoldError | None]
 """Judges one op by the calls in the reports: the error, or ``None`` where it may go on."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
-from allfold_core.plan import Member
 from allfold_core.survival.records import Term
+from allfold_core.topology import Member
 
 Life = tuple[str, int]
 """A node, and the number of the term that has let it in."""

@@ -49,7 +49,8 @@ from allfold_core.survival.instructions import (
     Release,
     Start,
 )
-from allfold_core.survival.plans import first_epoch, first_record, policy_of
+from allfold_core.survival.plans import first_epoch, first_record
+from allfold_core.survival.policy import GroupPolicy
 from allfold_core.survival.records import NO_EPOCH, Term
 from allfold_core.wire.local_wire import OpMessage
 from allfold_core.wire.peer_link import GroupMessage, LinkMessageType
@@ -128,9 +129,8 @@ class AgreeingGroup(OpAttempts):
         self.epoch_table = EpochTable(self._make_epoch, first, self._ranks.sessions)
         self.current = self.epoch_table.first
         self.hindrances = Hindrances()
-        self.agreement = Agreement(
-            self.node, policy_of(plan), term, first, self, self.send, self.hindrances
-        )
+        policy = GroupPolicy(plan.group, plan.options)
+        self.agreement = Agreement(self.node, policy, term, first, self, self.send, self.hindrances)
         self.lanes = LaneKeeper(self, plan, self.members, resources)
         self.outcomes.on_idle = self.lanes.consider_opening
         self.lanes.on_advance = self._runs.begin_waiting

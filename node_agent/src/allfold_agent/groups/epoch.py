@@ -23,12 +23,13 @@ from allfold_agent.runtime.reactor import Reactor
 from allfold_agent.runtime.workers import WorkerPool
 from allfold_core.errors import InvalidArgument
 from allfold_core.operations import Kind
-from allfold_core.plan import Member, Plan
+from allfold_core.plan import Plan
 from allfold_core.pricing.choose import choose
 from allfold_core.survival import records
 from allfold_core.survival.admission import OTHERS
 from allfold_core.survival.plans import plan_of
 from allfold_core.survival.reports import Call
+from allfold_core.topology import Member
 from allfold_core.wire.local_wire import OpMessage, check_timeout
 
 FetchResult = Callable[

@@ -14,9 +14,10 @@ from allfold_agent.groups.result_request import ResultRequest
 from allfold_agent.runtime.buffers import Buffer
 from allfold_agent.runtime.threads import start_thread
 from allfold_core.errors import AllfoldError, MismatchError, ServiceError
-from allfold_core.plan import Member, Plan
+from allfold_core.plan import Plan
 from allfold_core.survival.instructions import Fetch
 from allfold_core.survival.records import Stamp
+from allfold_core.topology import Member
 
 _LEAST_PATIENCE = 5.0
 

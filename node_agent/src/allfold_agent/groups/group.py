@@ -396,7 +396,7 @@ class Group(AgreeingGroup):
         """Return how much earlier ops give up that wait for ranks to join."""
         if not self.agreement.machine.policy.waits_in_ops(self.current.record):
             return 0.0
-        return max(0.0, self.plan.timeout - self.plan.join_timeout)
+        return max(0.0, self.plan.options.timeout - self.plan.options.join_timeout)
 
     def expire_messages(self, now: float) -> None:
         """Fail sends and receives that are past their deadline."""

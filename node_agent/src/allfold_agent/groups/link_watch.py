@@ -12,11 +12,12 @@ from functools import partial
 from typing import Protocol
 
 from allfold_agent.edges.link_rate import LinkRate
-from allfold_core.plan import AS_OPENED, Layout, Member, Plan
+from allfold_core.plan import Plan
 from allfold_core.pricing.per_link import MOST_NODES
 from allfold_core.pricing.slow_links import ChangeLimit, LinkTable, better_layout, describe
 from allfold_core.survival.plans import plan_of
 from allfold_core.survival.records import Epoch, Stamp, Term
+from allfold_core.topology import AS_OPENED, Layout, Member
 
 log = logging.getLogger(__name__)
 

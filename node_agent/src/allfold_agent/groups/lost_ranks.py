@@ -23,7 +23,7 @@ class LostRanks:
     """
 
     def __init__(self, plan: Plan, p2p: P2PEngine) -> None:
-        self._fail_any_source = plan.on_loss == "raise"
+        self._fail_any_source = not plan.options.shrinks
         self._p2p = p2p
         self._group = plan.group
 

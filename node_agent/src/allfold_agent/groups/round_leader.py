@@ -7,13 +7,13 @@ from functools import partial
 from typing import Any, Protocol
 
 from allfold_core.diagnosis.hindrances import Hindrances
-from allfold_core.plan import Layout
 from allfold_core.survival import codec
 from allfold_core.survival.judge import judge_calls
 from allfold_core.survival.leader_machine import Freeze, LeaderMachine
 from allfold_core.survival.policy import GroupPolicy
 from allfold_core.survival.records import Epoch, Term
 from allfold_core.survival.reports import Doubt, Install, Report, Wishes
+from allfold_core.topology import Layout
 from allfold_core.wire.peer_link import LinkMessageType
 
 # The orchestrator tells all nodes of a term at once; one that has not reported by then may have

@@ -352,7 +352,7 @@ class LocalServer:
             "request": request["request"],
             "number": number,
             "opening": group.opening,
-            "timeout": epoch.plan.timeout,
+            "timeout": epoch.plan.options.timeout,
             "first": epoch.record.since_of(session),
             **epoch.view(session),
         }

@@ -64,7 +64,7 @@ class Draining:
         )
         for group in self._groups():
             ranks = _ranks_here(group)
-            if ranks and not _is_elastic(group):
+            if ranks and not group.plan.options.is_elastic:
                 log.warning(
                     "%s of group '%s' cannot leave before its end, as the group is not elastic",
                     name_ranks(ranks),
@@ -123,14 +123,13 @@ class Draining:
         return True
 
     def _ranks(self, whom: Whom) -> int:
-        awaited = (group for group in self._groups() if whom == "all" or _is_elastic(group))
-        return sum(len(_ranks_here(group)) for group in awaited)
+        return sum(
+            len(_ranks_here(group))
+            for group in self._groups()
+            if whom == "all" or group.plan.options.is_elastic
+        )
 
 
 def _ranks_here(group: Group) -> list[int]:
     seats = enumerate(group.current.record.seats)
     return [rank for rank, seat in seats if seat.node == group.node]
-
-
-def _is_elastic(group: Group) -> bool:
-    return group.plan.max_world is not None

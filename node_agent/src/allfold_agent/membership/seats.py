@@ -17,6 +17,7 @@ from allfold_agent.membership.control_link import ControlLink
 from allfold_agent.membership.orchestrator_client import Forgotten, OrchestratorClient, parsed
 from allfold_agent.membership.pauses import Pauses
 from allfold_agent.membership.registration import Registration
+from allfold_core import group_options
 from allfold_core.errors import (
     AllfoldError,
     GroupFull,
@@ -37,9 +38,7 @@ log = logging.getLogger(__name__)
 _ANSWER_SECONDS = 2.0
 _RETRY_SECONDS = 0.5
 _GIVE_BACK_SECONDS = 3.0
-_SEAT_KEYS = ("rank", "session", "world_size", "timeout", "strategies")
-# What a rank does not say of the losses and newcomers of its group, it leaves to the default.
-_ELASTIC_KEYS = ("on_loss", "min_world", "max_world", "joins")
+_SEAT_KEYS = ("rank", "session", "world_size", *group_options.NAMES)
 
 _HAS_ENDED = (
     "A group of this name was open before, and has ended: a rank that was to go on in that one has "
@@ -153,7 +152,7 @@ class Seats:
         """Seat a rank in its group.
 
         Args:
-            request: group, rank, session, world_size, timeout, strategies, and ``init_timeout``,
+            request: group, rank, session, world_size, the group's options, and ``init_timeout``,
                 the seconds that all of this may take.
             deadline: the end of these seconds (monotonic).
             refusing: ends the wait with its own error where this node takes no ranks any more.
@@ -204,8 +203,7 @@ class Seats:
         )
 
     async def _ask_for_plan(self, request: dict[str, Any], deadline: float) -> dict[str, Any]:
-        seat = {key: request.get(key) for key in _SEAT_KEYS}
-        seat |= {key: request[key] for key in _ELASTIC_KEYS if key in request}
+        seat = {key: request[key] for key in _SEAT_KEYS if key in request}
         seat["join_timeout"] = float(request["init_timeout"])
         seat["key"] = digest(request["group"], request.get("key", ""))
 

@@ -40,7 +40,7 @@ class ExitObserver:
         killed, self._killed = self._killed, _killed_for_memory()
         was_killed = self._killed > killed
         plan = group.current.plan
-        if group.current.ordinal and plan.on_loss == "raise" and len(plan.sessions) == 1:
+        if group.current.ordinal and not plan.options.shrinks and len(plan.sessions) == 1:
             return
         epoch = group.epoch_table.newest_with(session)
         if epoch is None:

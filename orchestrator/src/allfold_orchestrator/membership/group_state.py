@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any, Self
 
 from allfold_core.errors import AllfoldError
-from allfold_core.plan import Joins, OnLoss, Plan
+from allfold_core.group_options import GroupOptions
+from allfold_core.plan import Plan
 from allfold_orchestrator.membership.rank_map import RankMap
 from allfold_orchestrator.membership.term_record import Life as Life
 from allfold_orchestrator.membership.term_record import Registration, StoreLife, TermRecord
@@ -87,19 +89,16 @@ class GroupParams:
     """The parameters on which all ranks of a group must agree when they register."""
 
     world_size: int
-    timeout: float
-    strategies: Mapping[str, str] = field(default_factory=dict)
-    on_loss: OnLoss = "raise"
-    min_world: int = 1
-    max_world: int | None = None
-    joins: Joins = "any"
-    join_timeout: float = field(default=60.0, compare=False)
-    key: str = ""
+    options: GroupOptions
 
-    @property
-    def is_elastic(self) -> bool:
-        """True if ranks may join while the group runs."""
-        return self.max_world is not None
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {"world_size": self.world_size, **self.options.to_dict()}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Return the parameters in a message or record, which may have other fields too."""
+        return cls(data["world_size"], GroupOptions.from_dict(data))
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,17 +152,7 @@ class Formation:
 
 def params_of(plan: Plan) -> GroupParams:
     """Return the parameters on which the ranks of a plan agreed."""
-    return GroupParams(
-        plan.world_size,
-        plan.timeout,
-        plan.strategies,
-        plan.on_loss,
-        plan.min_world,
-        plan.max_world,
-        plan.joins,
-        plan.join_timeout,
-        plan.key,
-    )
+    return GroupParams(plan.world_size, plan.options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,13 +166,12 @@ class Epoch:
     @property
     def params(self) -> GroupParams:
         """The parameters on which the ranks agreed."""
-        plan = self.plan
-        return params_of(plan)
+        return params_of(self.plan)
 
     def ranks_of(self, life: Life) -> tuple[int, ...]:
         """Return the ranks that this incarnation of a node holds or held."""
         ranks: Iterable[int] = self.plan.ranks_on(life[0])
-        if self.params.is_elastic:  # others have come since
+        if self.plan.options.is_elastic:  # others have come since
             ranks = sorted(self.seats)
         return tuple(rank for rank in ranks if self.seats[rank].life == life)
 

@@ -44,7 +44,7 @@ def running_params(state: GroupState) -> GroupParams | None:
 def takes_in(state: GroupState) -> bool:
     """Return True if a group runs that ranks may join."""
     params = running_params(state)
-    return params is not None and params.is_elastic
+    return params is not None and params.options.is_elastic
 
 
 def is_unclaimed(state: GroupState, join: Join) -> bool:
@@ -187,14 +187,14 @@ def _other_release(state: GroupState, join: Join) -> AllfoldError | None:
 
 
 def _full(state: GroupState, params: GroupParams, join: Join) -> AllfoldError | None:
-    taken = len(_present(state))
-    if params.max_world is None or taken < params.max_world:
+    taken, most = len(_present(state)), params.options.max_world
+    if most is None or taken < most:
         return None
     return GroupFull(
-        f"group {state.group} has {counted(taken, 'rank')}, and max_world is {params.max_world}: "
+        f"group {state.group} has {counted(taken, 'rank')}, and max_world is {most}: "
         f"one more, on node {join.seat.node.node}, can join when one of them has left",
         group=state.group,
-        max_world=params.max_world,
+        max_world=most,
         node=join.seat.node.node,
     )
 

@@ -139,14 +139,14 @@ def _refusal(state: GroupState, join: Join) -> AllfoldError | None:
 
     Everything is checked before anything changes.
     """
-    params = join.params
+    params, options = join.params, join.params.options
     if join.rank is None or not 0 <= join.rank < params.world_size:
         return rank_out_of_range(state.group, join)
-    if not 1 <= params.min_world <= params.world_size:
+    if not 1 <= options.min_world <= params.world_size:
         return world_out_of_range(
             state.group, join, "min_world", "it must be between 1 and the world_size"
         )
-    if params.max_world is not None and params.max_world < params.world_size:
+    if options.max_world is not None and options.max_world < params.world_size:
         return world_out_of_range(
             state.group, join, "max_world", "it must not be below the world_size"
         )
@@ -318,7 +318,7 @@ def _ranks_of(seats: Epoch | Formation, lives: Iterable[Life]) -> tuple[int, ...
 
 def _rank_of(epoch: Epoch, leave: Leave) -> int | None:
     """Return the number of the leaving rank's seat; its rank number may have changed since."""
-    if epoch.params.is_elastic or _holds(epoch.seats, leave.rank, leave.session):
+    if epoch.params.options.is_elastic or _holds(epoch.seats, leave.rank, leave.session):
         return _seat_of(epoch.seats, leave)
     return None
 

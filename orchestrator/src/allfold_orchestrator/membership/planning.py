@@ -6,8 +6,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from math import log2
 
-from allfold_core.plan import LinkModel, Member, Plan
+from allfold_core.plan import Plan
 from allfold_core.schedules.placement import ring_order, tree_order
+from allfold_core.topology import LinkModel, Member
 from allfold_orchestrator.membership.group_state import (
     Formation,
     LinkSettings,
@@ -37,14 +38,7 @@ def make_plan(group: str, formation: Formation) -> Plan:
         members=members,
         tree_order=tree_order(members),
         links=links_of(formation),
-        strategies=params.strategies,
-        timeout=params.timeout,
-        on_loss=params.on_loss,
-        min_world=params.min_world,
-        max_world=params.max_world,
-        joins=params.joins,
-        join_timeout=params.join_timeout,
-        key=params.key,
+        options=params.options,
         generation=formation.generation,
         sessions=tuple(formation.seats[rank].session for rank in range(params.world_size)),
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import fields
 
 from allfold_core.errors import (
     AllfoldError,
@@ -28,7 +27,6 @@ _OPENS_NOTHING = (
     ". The group is not open: start min_world ranks or more together to open it; fewer may join it "
     "once it runs"
 )
-_PARAMETERS = tuple(each.name for each in fields(GroupParams))
 
 
 def rank_out_of_range(group: str, join: Join) -> AllfoldError:
@@ -45,8 +43,9 @@ def rank_out_of_range(group: str, join: Join) -> AllfoldError:
 
 def world_out_of_range(group: str, join: Join, field: str, rule: str) -> AllfoldError:
     """Return the error of a rank whose ``min_world`` or ``max_world`` breaks a rule."""
-    value, world_size = getattr(join.params, field), join.params.world_size
-    may_join = join.params.is_elastic and join.params.min_world > world_size
+    options, world_size = join.params.options, join.params.world_size
+    value = getattr(options, field)
+    may_join = options.is_elastic and options.min_world > world_size
     return InvalidArgument(
         f"rank {join.rank} came to group {group} with {field}={value}: {rule}, which is "
         f"{world_size}{_OPENS_NOTHING if may_join else ''}",
@@ -75,7 +74,7 @@ def rank_is_taken(group: str, epoch: int, holder: str, join: Join, why: str = ""
 def group_is_full(state: GroupState, join: Join) -> AllfoldError:
     """Return the error of a rank that comes to a group which runs with all of its ranks."""
     params, epoch, seats = *_opening(state), holders(state)
-    if params.key != join.params.key:
+    if params.options.key != join.params.options.key:
         return _wrong_key(state.group, epoch, join)
     holder = None if join.rank is None else seats.get(join.rank)
     if holder is None:
@@ -100,8 +99,8 @@ def _listed(names: Iterable[str]) -> str:
 
 def _wrong_key(group: str, epoch: int, join: Join) -> AllfoldError:
     """Return the error of a rank that may not join; it learns nothing else of the group."""
-    came = "another one" if join.params.key else "none"
-    has = "has a key, and the rank came with " + came if join.params.key else "needs a key"
+    came = "another one" if join.params.options.key else "none"
+    has = "has a key, and the rank came with " + came if join.params.options.key else "needs a key"
     return RegisterParamsMismatch(
         f"a rank on node {join.seat.node.node} may not join group {group}: the group {has}; give "
         "all ranks of a group the same ALLFOLD_GROUP_KEY, and groups of others another name",
@@ -114,12 +113,13 @@ def _wrong_key(group: str, epoch: int, join: Join) -> AllfoldError:
 
 def params_mismatch(group: str, epoch: int, params: GroupParams, join: Join) -> AllfoldError:
     """Return the error of a rank that comes with other parameters than the group has."""
-    if params.key != join.params.key:
+    if params.options.key != join.params.options.key:
         return _wrong_key(group, epoch, join)
+    expected, got = params.to_dict(), join.params.to_dict()
     differing = {
-        name: {"expected": getattr(params, name), "got": getattr(join.params, name)}
-        for name in _PARAMETERS
-        if getattr(params, name) != getattr(join.params, name)
+        name: {"expected": expected[name], "got": got[name]}
+        for name in expected
+        if expected[name] != got[name]
     }
     listed = "; ".join(
         f"{name}: the group has {values['expected']}, rank {join.rank} came with {values['got']}"

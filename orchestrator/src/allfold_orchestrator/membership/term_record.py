@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from allfold_core.plan import Member, Plan
+from allfold_core.plan import Plan
 from allfold_core.survival.plans import term_fields
 from allfold_core.survival.records import Seat, Term
+from allfold_core.topology import Member
 
 Life = tuple[str, str]
 """A node by its name, in one incarnation."""

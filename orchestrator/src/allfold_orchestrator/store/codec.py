@@ -109,7 +109,7 @@ def _meta(state: GroupState) -> str:
             "forming": forming
             and {
                 "epoch": forming.epoch,
-                "params": asdict(forming.params),
+                "params": forming.params.to_dict(),
                 "links": asdict(forming.links),
                 "generation": forming.generation,
                 "refused": forming.refused,
@@ -201,7 +201,7 @@ def _formation(
     left: Mapping[int, RankMap[Reason]],
 ) -> Formation:
     epoch = meta["epoch"]
-    params, links = GroupParams(**meta["params"]), LinkSettings(**meta["links"])
+    params, links = GroupParams.from_dict(meta["params"]), LinkSettings(**meta["links"])
     tables = seats.get(epoch, _NONE), left.get(epoch, _NONE)
     more = {name: meta[name] for name in ("generation", "refused") if name in meta}
     return Formation(epoch, params, links, *tables, **more)

@@ -6,12 +6,9 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import get_args
 
 from allfold import _settings
 from allfold._gpu_path import wanted
-from allfold._options import checked_seconds, checked_wire
 from allfold.cli import _parameters
 from allfold.cli._config.setting import (
     DEFAULT,
@@ -22,9 +19,7 @@ from allfold.cli._config.setting import (
     problem_of,
 )
 from allfold_core.errors import InvalidArgument
-from allfold_core.group_key import checked_key
-from allfold_core.plan import OnLoss
-from allfold_core.schedules.registry import parse_overrides
+from allfold_core.group_options import OPTIONS, Option
 from allfold_core.wire.local_wire import default_socket
 from allfold_service.tls import DEFAULT_NAME
 
@@ -57,17 +52,16 @@ def _rank(value: str) -> None:
         raise InvalidArgument(f"must be a number from 0 on, got {value!r}")
 
 
-def _on_loss(value: str) -> None:
-    if value not in get_args(OnLoss):
-        raise InvalidArgument(f"must be one of {', '.join(get_args(OnLoss))}, got {value!r}")
-
-
-def _seconds(value: str) -> None:
-    checked_seconds("the value", value)
-
-
 def _gpu_path(value: str) -> None:
     wanted({"ALLFOLD_GPU_PATH": value})
+
+
+def _of_group(option: Option) -> Known:
+    """Return the variable of a group's option."""
+    return Known(
+        "sdk", option.variable, f"init({option.argument}=)", option.default or None,
+        option.sentence, lambda text: option.check("the value", text, {}), option.secret,
+    )  # fmt: skip
 
 
 def known() -> list[Known]:
@@ -91,52 +85,15 @@ def known() -> list[Known]:
             "the group's name, of which jobs that share an orchestrator need different ones; "
             "allfold run makes one for each run", _settings.group_name,
         ),
-        Known(
-            "sdk", "ALLFOLD_TIMEOUT", "init(timeout=)", f"{_settings.DEFAULT_TIMEOUT:g}",
-            "seconds until an op fails", _seconds,
-        ),
-        Known(
-            "sdk", "ALLFOLD_INIT_TIMEOUT", "init(init_timeout=)",
-            f"{_settings.DEFAULT_INIT_TIMEOUT:g}",
-            "seconds until init fails; allfold run --agent waits as long for the agent, or 5 s",
-            _seconds,
-        ),
-        Known(
-            "sdk", "ALLFOLD_STRATEGY", "init(strategies=)", "auto",
-            "strategies by kind, as in all_reduce=ring;broadcast=tree(4)", parse_overrides,
-        ),
-        Known(
-            "sdk", "ALLFOLD_WIRE", "init(wire=)", "native",
-            "compression of reductions between nodes: native, bfloat16, float16 or int8",
-            checked_wire,
-        ),
+        *map(_of_group, (each for each in OPTIONS if each.variable)),
         Known(
             "sdk", "ALLFOLD_GPU_PATH", "", "auto",
             "how tensors on a GPU get to the agent: auto, ipc, pinned or host", _gpu_path,
         ),
         Known(
-            "sdk", "ALLFOLD_ON_LOSS", "init(on_loss=)", "raise",
-            "what a loss makes of the ops that it interrupts. raise: they fail with the same error "
-            "on all ranks that are left; shrink: these do them again, where that is possible",
-            _on_loss,
-        ),
-        Known(
-            "sdk", "ALLFOLD_MIN_WORLD", "init(min_world=)", "1",
-            "with fewer ranks than this left, no op runs", _count,
-        ),
-        Known(
-            "sdk", "ALLFOLD_MAX_WORLD", "init(max_world=)", None,
-            "ranks may join the group while it runs, up to this number (default: none may)", _count,
-        ),
-        Known(
             "sdk", "ALLFOLD_RESTARTS", "", None,
             "how often allfold run --max-restarts has started this rank again; it sets this itself",
             _rank,
-        ),
-        Known(
-            "sdk", "ALLFOLD_GROUP_KEY", "init(group_key=)", None,
-            "a secret that every rank of the group must have (default: whoever reaches an agent "
-            "may join)", partial(checked_key, "ALLFOLD_GROUP_KEY"), secret=True,
         ),
         Known(
             "sdk", "ALLFOLD_TORCH_REPLACE", "", None,
