@@ -74,7 +74,7 @@ FAULTS = {
     "lost wish": Planted(
         "a wish to join that comes while a round gathers reports is dropped",
         ((round_leader, "LeaderMachine", ForgetsWishesWhileGathering),),
-        0,
+        8,
     ),
     "early report": Planted(
         "an op becomes held on a node that has reported, and waits for the decision",
