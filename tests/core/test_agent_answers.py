@@ -25,6 +25,8 @@ def history_with(**fields: Any) -> Any:
 def test_an_answer_is_read_as_it_is_also_with_fields_of_a_later_version() -> None:
     later = status(in_flight=[op_in_flight(7, 1)], something_new=[1]) | {"new": {}}
     assert STATUS.read(URL, later) is later
+    told_of = status() | {"incidents": [{"id": "n0/7", "evidence": None}]}
+    assert STATUS.read(URL, told_of) is told_of
     rank = {"own": 0, "late": 0.5}
     told = history_with(latency=0.5, ranks={"0": rank}, edges={"b": {"out": 7, "in": 0.0}})
     assert history(0.0).read(URL, told) is told

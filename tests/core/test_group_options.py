@@ -136,3 +136,10 @@ def test_a_key_is_not_shown() -> None:
 def test_every_option_has_a_row_and_an_argument() -> None:
     assert {each.name for each in OPTIONS} == {*NAMES, "wire"}
     assert {*BY_ARGUMENT} == {*Given.__annotations__}
+
+
+def test_without_a_known_world_size_a_least_number_of_ranks_has_no_upper_bound() -> None:
+    check = BY_ARGUMENT["min_world"].check
+    assert check("min_world", "500", {}) == 500
+    with pytest.raises(InvalidArgument, match="min_world is a number of ranks from 1 on; got 0"):
+        check("min_world", "0", {})

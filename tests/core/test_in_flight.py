@@ -10,6 +10,7 @@ import pytest
 from allfold_core.in_flight import (
     Membership,
     MissingRank,
+    activity,
     kept_results,
     memberships,
     messages_in_flight,
@@ -49,6 +50,7 @@ def agent(
         "losses": list(losses),
         "evicted": evicted,
         "in_flight": list(in_flight),
+        "messages": [],
     }
     return {"node": node, "groups": [group]}
 
@@ -183,3 +185,14 @@ def test_lanes_that_differ_are_told_with_their_nodes() -> None:
     b["groups"][0]["short_lane"] = "open"
     (found,) = memberships([a, b])
     assert found.lanes == ("group 'dp': short lane: open",)
+
+
+def test_what_goes_on_is_put_together_from_all_agents_with_its_json_form() -> None:
+    statuses = [agent("a", {0: 7}, op(7, 1.2)), agent("b", {1: 6})]
+    found = activity(statuses, [])
+    assert [each.name for each in found.memberships] == ["dp"]
+    assert found.to_dict() == {
+        "ops_in_flight": [found.ops[0].to_dict()],
+        "messages_in_flight": [],
+        "incidents": [],
+    }

@@ -15,7 +15,7 @@ from allfold_core.operations import Kind
 from allfold_core.survival.decision import ProtocolViolation, decide
 from allfold_core.survival.losses import packed
 from allfold_core.survival.policy import GroupPolicy
-from allfold_core.survival.records import Epoch, Seat, Stamp, Term
+from allfold_core.survival.records import NO_EPOCH, Epoch, Seat, Stamp, Term
 from allfold_core.survival.reports import (
     Doubt,
     Fail,
@@ -243,6 +243,16 @@ def test_a_round_in_which_nothing_was_lost_keeps_the_epoch() -> None:
     s = replace(situation(), dead=-1)
     reports = s.reports()
     assert decide(s.policy, reports["a"].term, 6, reports, {}, judge).epoch is FIRST
+
+
+def test_a_group_ends_whose_nodes_were_all_still_joining_it() -> None:
+    s = situation()
+    joining = {
+        node: replace(each, epoch=NO_EPOCH, older=(), ops={}) for node, each in s.reports().items()
+    }
+    install = decide(s.policy, joining["a"].term, 6, joining, {}, judge)
+    assert (install.epoch.seats, install.epoch.ordinal, install.outcomes) == ((), 1, {})
+    assert "lost all its ranks before others" in json.loads(install.epoch.change)["message"]
 
 
 def test_a_node_that_the_term_leaves_out_is_lost_as_the_term_says() -> None:
