@@ -190,7 +190,7 @@ def test_lanes_that_differ_are_told_with_their_nodes() -> None:
 def test_what_goes_on_is_put_together_from_all_agents_with_its_json_form() -> None:
     statuses = [agent("a", {0: 7}, op(7, 1.2)), agent("b", {1: 6})]
     found = activity(statuses, [])
-    assert [each.name for each in found.memberships] == ["dp"]
+    assert [each.group for each in found.memberships] == ["dp"]
     assert found.to_dict() == {
         "ops_in_flight": [found.ops[0].to_dict()],
         "messages_in_flight": [],
