@@ -1,4 +1,4 @@
-"""What an agent or the orchestrator logged as a mistake of its own: each is a finding."""
+"""Mistakes of their own that agents and the orchestrator have logged: each is a finding."""
 
 from __future__ import annotations
 

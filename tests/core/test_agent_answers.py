@@ -1,4 +1,4 @@
-"""What answers of agents are read as, and which are refused, with a sentence that says why."""
+"""Answers of agents, as they are read, and those that are refused with the reason."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ class History(TypedDict):
 
 
 class Call(TypedDict):
-    """What a rank has called."""
+    """The call of one rank."""
 
     what: str
     kind: NotRequired[str]

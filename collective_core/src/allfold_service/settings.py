@@ -57,7 +57,7 @@ class Option:
 
 
 class ServiceSettings(BaseSettings):
-    """What every service is told; one field per flag and variable, and its description the help."""
+    """The settings of every service: one field per flag and variable, described by its help."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="ignore", frozen=True)
 

@@ -22,7 +22,7 @@ _PAGE = 1000
 T = TypeVar("T")
 Json = dict[str, Any]
 Failure = NoAnswer | AllfoldError
-"""Why there is nothing of a service: it is silent or something else, or it has refused."""
+"""The reason for an answer that is missing: the service is silent, is another one, or refuses."""
 
 
 @dataclass(frozen=True)
