@@ -16,7 +16,7 @@ from random import Random
 from allfold_cluster.processes import Child, stop_all
 from allfold_core.group_options import GroupOptions
 from allfold_core.plan import Plan
-from allfold_core.pricing.arrange import bandwidth_bound
+from allfold_core.pricing.slow_links import bandwidth_bound
 from allfold_core.topology import LinkModel, Member, SlowLink
 from benchmarks.children import environment
 from benchmarks.faults.allfold_contestant import PROGRAM, VARIABLES

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from allfold_agent.gpu.completions import FencePoller
 from allfold_agent.gpu.device import Device, find
-from allfold_agent.gpu.fence_poller import FencePoller
 from allfold_agent.gpu.kernels import Variant
 from allfold_core.dtypes import DType
 from allfold_core.operations import ReduceOp

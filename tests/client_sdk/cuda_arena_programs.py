@@ -16,9 +16,8 @@ from allfold import _tensors
 from allfold._arena import GRANULE
 from allfold._calls.call import Call
 from allfold._cuda import device as device_module
-from allfold._cuda.arrays import CudaArray, empty
 from allfold._cuda.device import Device, ordinal_of
-from allfold._cuda.gpu import Gpu
+from allfold._cuda.gpu import CudaArray, Gpu, empty
 from allfold._cuda.memory import DeviceMemory, PinnedMemory
 from allfold._staging.cuda import CudaStaged
 from allfold_core.errors import AllfoldError, ArenaExhausted, InvalidArgument

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from allfold._calls import movement, point_to_point, reductions
+from allfold._calls import movement, reductions
 from allfold._calls.call import Seat
 from allfold_core.errors import InvalidArgument
 from allfold_core.operations import Fingerprint
@@ -97,5 +97,5 @@ def test_a_size_that_does_not_fit_is_told_in_the_elements_of_the_caller() -> Non
 
 
 def test_a_message_carries_the_type_of_the_caller() -> None:
-    (view,) = point_to_point.send(SEAT, np.zeros(3, np.uint16), 1, 0).inputs
+    (view,) = movement.send(SEAT, np.zeros(3, np.uint16), 1, 0).inputs
     assert (view.element.label, view.element.alias.width) == ("uint16", 2)

@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 
 import allfold
-from allfold._cuda.arrays import ordinal_of_device
+from allfold._cuda.gpu import ordinal_of_device
 from allfold._gpu_path import VARIABLE, Path, choose, wanted
 from allfold_core.errors import InvalidArgument
 

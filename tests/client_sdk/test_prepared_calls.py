@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import allfold
-from allfold._calls.likeness import likeness
+from allfold._calls.template import likeness
 from allfold_core.errors import AllfoldError, InvalidArgument, RegisterNotFirstOperation
 from tests.support.fakes.page_ranks import Ranks, ranks
 

@@ -13,7 +13,7 @@ from allfold import _tensors
 from allfold._arena import Arena, host_memory
 from allfold._calls.call import Call
 from allfold._cuda import device
-from allfold._cuda.driver import CudaUnavailable
+from allfold._cuda.device import CudaUnavailable
 from allfold._gpu_path import Path
 from allfold._staging.choice import stage
 from allfold._tensors import TensorView

@@ -13,7 +13,7 @@ import pytest
 import allfold
 from allfold._state import image as image_module
 from allfold._state.image import Image
-from allfold._state.landing import Landing
+from allfold._state.transfer import Landing
 from allfold._state.tree import Flattened, unflatten
 from allfold_core.errors import InvalidArgument, PeerSentIncoherentTensor
 from allfold_core.wire.state_wire import BLOCK_BYTES, Block, spans

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from allfold_core.agent_answers import CLOCK, STATUS, Question, flight, history
-from allfold_core.json_object import OtherForm
+from allfold_core.schema import OtherForm
 from tests.orchestrator.observations import history_of, op_in_flight, sample, status_of
 
 URL = "http://a:7411"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from allfold_core.releases import work_together
+from allfold_core.schema import work_together
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from allfold_agent.membership import control_messages
 from allfold_core.dtypes import Alias, DType
 from allfold_core.errors import InvalidArgument
-from allfold_core.json_object import read_object
 from allfold_core.operations import Fingerprint, Kind, ReduceOp
+from allfold_core.schema import read_object
 from allfold_core.wire import peer_link
 from allfold_core.wire.frames import HEADER_SIZE, FrameError, FrameHeader, FrameType, SharedRange
 from allfold_core.wire.local_wire import (

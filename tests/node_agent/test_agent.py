@@ -14,7 +14,7 @@ import pytest
 
 from allfold_agent.agent import Agent
 from allfold_agent.http.client import upgrade
-from allfold_agent.membership.link_request import LinkRequest
+from allfold_agent.membership.link_dialling import LinkRequest
 from allfold_agent.settings import AgentSettings
 from allfold_cluster.ports import free_address
 from allfold_core.errors import AgentLost, NodeDraining

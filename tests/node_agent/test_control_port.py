@@ -13,7 +13,7 @@ from allfold_agent.agent import Agent
 from allfold_agent.control.app import make_app
 from allfold_agent.groups.group import Group
 from allfold_agent.groups.registry import Registry
-from allfold_agent.membership.early_notices import MAX_KEPT, EarlyNotices
+from allfold_agent.membership.group_terms import MAX_KEPT, EarlyNotices
 from allfold_agent.settings import AgentSettings
 from allfold_core.group_options import GroupOptions
 from allfold_core.plan import Plan

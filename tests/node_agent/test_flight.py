@@ -13,8 +13,8 @@ from fastapi import FastAPI
 
 from allfold_agent.agent import Agent
 from allfold_agent.control.status import add_flight
+from allfold_agent.groups.flight_recorder import Recordings
 from allfold_agent.groups.group import Group
-from allfold_agent.groups.recordings import Recordings
 from allfold_agent.groups.registry import Registry
 from allfold_core.agent_answers import CLOCK, flight
 from allfold_core.operations import ReduceOp

@@ -14,9 +14,8 @@ from allfold_agent.joins import Joins
 from allfold_agent.local.server import Admission
 from allfold_agent.membership.control_link import ControlLink
 from allfold_agent.membership.draining import Draining
-from allfold_agent.membership.early_notices import EarlyNotices
 from allfold_agent.membership.group_links import GroupLinks
-from allfold_agent.membership.group_terms import GroupTerms
+from allfold_agent.membership.group_terms import EarlyNotices, GroupTerms
 from allfold_agent.membership.registration import Identity, Registration
 from allfold_agent.membership.seats import Entry, Seats
 from allfold_agent.membership.witness import Witness

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 from allfold_agent.edges.members import Members
 from allfold_agent.groups.agreeing_group import AgreeingGroup
 from allfold_agent.groups.agreement import Agreement
-from allfold_agent.groups.epoch import Epoch
-from allfold_agent.groups.epoch_table import EpochTable
+from allfold_agent.groups.epoch import Epoch, EpochTable
 from allfold_agent.groups.event_queue import EventQueue
 from allfold_agent.groups.local_ranks import LocalRanks
 from allfold_agent.groups.neighbours import NodeChanges

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from allfold_agent.membership.link import LinkListener
+from allfold_agent.membership.link_connection import Pings
 from allfold_agent.membership.links import PING_SECONDS
-from allfold_agent.membership.pings import Pings
 from allfold_core.survival.suspicion import (
     LONGEST_PATIENCE_SECONDS,
     Observation,

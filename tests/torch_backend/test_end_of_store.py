@@ -10,7 +10,7 @@ from threading import Thread
 
 import pytest
 
-from allfold.torch import _open_groups
+from allfold.torch import _lifecycle
 
 GIVES_UP_WITHIN_SECONDS = 5.0
 
@@ -63,7 +63,7 @@ def kept() -> Iterator[list[socket.socket]]:
 
 def _seconds_until_given_up(listener: Listener) -> float:
     began = time.monotonic()
-    waiting = Thread(target=_open_groups.await_end_of, args=[listener.store], daemon=True)
+    waiting = Thread(target=_lifecycle.await_end_of, args=[listener.store], daemon=True)
     waiting.start()
     waiting.join(GIVES_UP_WITHIN_SECONDS)
     took = time.monotonic() - began
@@ -89,4 +89,4 @@ def test_the_end_of_the_store_ends_the_wait() -> None:
         connection.close()
 
     listener = Listener(end)
-    assert _seconds_until_given_up(listener) < _open_groups._STORE_SECONDS / 2
+    assert _seconds_until_given_up(listener) < _lifecycle._STORE_SECONDS / 2

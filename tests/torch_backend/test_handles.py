@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from allfold.torch._handles import Handle, next_group, ordered
+from allfold.torch._rendezvous import Handle, next_group, ordered
 from allfold_core.errors import InvalidArgument
 
 

@@ -17,10 +17,8 @@ from allfold._lane.lane_op import LaneOp
 from allfold._lane.recipe import Recipe
 from allfold._lane.short_lane import ShortLane
 from allfold._membership import Membership
-from allfold._staging.choice import stage
-from allfold._staging.host import Staged
-from allfold._staging.prepared import Prepared
-from allfold._staging.slot import LaneMemory, give
+from allfold._staging.choice import Prepared, stage
+from allfold._staging.host import LaneMemory, Staged, give
 from allfold._work import Work
 from allfold_core.errors import (
     AgentLost,

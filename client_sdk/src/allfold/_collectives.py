@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any, TypeVar, Unpack, cast
 
-from allfold._calls import movement, point_to_point, reductions, unrooted
+from allfold._calls import movement, reductions, unrooted
 from allfold._calls.call import AUTO, CollectiveCall, EpochView, P2PCall
-from allfold._calls.likeness import Likeness, likeness
+from allfold._calls.template import Likeness, likeness
 from allfold._options import OPTIONS, Options, name_check, with_checked_names
 from allfold_core.errors import InvalidArgument
 from allfold_core.operations import ReduceOp
@@ -313,7 +313,7 @@ class Collectives(ABC):
             MismatchError: its receive has another dtype or size; it gets the same error.
         """
         view = self._view
-        call = point_to_point.send(view, tensor, to, tag)
+        call = movement.send(view, tensor, to, tag)
         return self._exchange(view, call, timeout, async_op)
 
     @with_checked_names
@@ -336,7 +336,7 @@ class Collectives(ABC):
             tag: as in :meth:`send`.
         """
         view = self._view
-        call = point_to_point.recv(view, tensor, source, tag)
+        call = movement.recv(view, tensor, source, tag)
         return self._exchange(view, call, timeout, async_op)
 
     @collective

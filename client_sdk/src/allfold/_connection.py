@@ -21,7 +21,7 @@ from time import monotonic
 from typing import Any, Protocol
 
 from allfold._agent_socket import await_agent
-from allfold._forks import disown_in_children
+from allfold._fork_memory import disown_in_children
 from allfold._pending import Pending
 from allfold_core.errors import (
     AgentLost,

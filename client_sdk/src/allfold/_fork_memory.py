@@ -19,9 +19,35 @@ import sys
 import threading
 import weakref
 from dataclasses import dataclass
+from typing import Protocol
+from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
+
+
+class Inherited(Protocol):
+    """A resource of the parent that a forked child inherits."""
+
+    def disown(self) -> None:
+        """Release the child's copy. Called in the child, which has one thread."""
+
+
+_inherited: WeakSet[Inherited] = WeakSet()
+
+
+def disown_in_children(inherited: Inherited) -> None:
+    """Have every child that is forked from now on call ``disown``."""
+    _inherited.add(inherited)
+
+
+def _disown_all() -> None:
+    for each in list(_inherited):
+        each.disown()
+
+
+os.register_at_fork(after_in_child=_disown_all)
+
 
 # To copy as much takes a few milliseconds in huge pages, and some tens of them without: most of
 # that is the kernel handing out the pages.

@@ -10,19 +10,16 @@ from typing import Any
 import numpy as np
 
 from allfold import _tensors
-from allfold._calls.arguments import check_one_dtype
-from allfold._calls.call import AUTO, CollectiveCall, EpochView, P2PCall
-from allfold._calls.likeness import Likeness
-from allfold._calls.template import Template
+from allfold._calls.call import AUTO, CollectiveCall, EpochView, P2PCall, check_one_dtype
+from allfold._calls.template import Likeness, Template
 from allfold._channel import Channel
 from allfold._collectives import UNLIKE, Collectives
-from allfold._draining import Draining
+from allfold._draining import Draining, Parting, by_call
 from allfold._elements import itemsize_of
 from allfold._membership import Membership
 from allfold._options import agreed
-from allfold._parting import Parting, by_call
 from allfold._settings import GroupSettings
-from allfold._staging.prepared import Prepared
+from allfold._staging.choice import Prepared
 from allfold._work import Work
 from allfold_core.errors import (
     AllfoldError,
@@ -325,11 +322,11 @@ class Group(Collectives):
         itemsize = itemsize_of(dtype)
         session = self.membership.session
         if str(device) != "cpu":
-            from allfold._cuda import arrays
+            from allfold._cuda import gpu
 
-            ordinal = arrays.ordinal_of_device(device)
+            ordinal = gpu.ordinal_of_device(device)
             if ordinal is not None:
-                return arrays.empty(session.gpu(ordinal), sizes, dtype)
+                return gpu.empty(session.gpu(ordinal), sizes, dtype)
         nbytes = itemsize * int(np.prod(sizes, dtype=np.int64))
         return _tensors.make(session.arena.array(nbytes), sizes, dtype)
 

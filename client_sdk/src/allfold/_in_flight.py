@@ -7,7 +7,7 @@ from threading import Condition, Event, RLock, Thread
 from typing import Any, Generic, Protocol, TypeVar
 
 from allfold._connection import Connection
-from allfold._forks import disown_in_children
+from allfold._fork_memory import disown_in_children
 
 log = logging.getLogger("allfold")
 

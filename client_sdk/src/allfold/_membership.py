@@ -11,12 +11,11 @@ from threading import Lock
 from time import monotonic
 from typing import Any, Self
 
-from allfold._calls.arguments import checked_rank
-from allfold._calls.call import EpochView, SeatRequest
+from allfold._calls.call import EpochView, SeatRequest, checked_rank
 from allfold._connection import GRACE_SECONDS
+from allfold._draining import Parting
 from allfold._epochs import Epochs
 from allfold._lane.lanes import Lanes
-from allfold._parting import Parting
 from allfold._session import Session
 from allfold._settings import GroupSettings
 from allfold_core.errors import (

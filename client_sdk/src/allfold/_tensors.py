@@ -244,8 +244,7 @@ def _view_cuda(array: Any, written: bool, folded: bool) -> TensorView:
 
 def _ordinal_of(array: Any, address: int) -> int:
     """The number of the GPU that has an array."""
-    from allfold._cuda.device import ordinal_of
-    from allfold._cuda.driver import CudaUnavailable
+    from allfold._cuda.device import CudaUnavailable, ordinal_of
 
     try:
         return ordinal_of(address)

@@ -24,8 +24,8 @@ import torchft.process_group
 from torch._C._distributed_c10d import GradBucket
 
 from allfold._registry import open_group, registry
-from allfold.torch._handles import Handle
 from allfold.torch._process_group import ProcessGroup
+from allfold.torch._rendezvous import Handle
 from allfold.torch._work import Work
 from allfold_core.errors import AgentLost, AllfoldError, PeerLost
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, NotRequired, TypedDict, TypeVar
 from urllib.parse import urlencode
 
-from allfold_core.json_object import NumberKey, OtherForm, checked
+from allfold_core.schema import NumberKey, OtherForm, checked
 
 T_co = TypeVar("T_co", covariant=True)
 Json = dict[str, Any]

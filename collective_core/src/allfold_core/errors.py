@@ -44,7 +44,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from allfold_core.json_object import read_object
+from allfold_core.schema import read_object
 
 _CODE = re.compile(r"AF\d{3}")
 

@@ -16,15 +16,15 @@ from typing import Any
 
 from allfold_agent import __version__
 from allfold_agent.data_port import DataPort
-from allfold_agent.gpu.fence_poller import FencePoller
+from allfold_agent.gpu.completions import FencePoller
 from allfold_agent.gpu.gpus import Gpus
 from allfold_agent.groups.agreeing_group import AgreeingGroup
 from allfold_agent.groups.epoch import NodeResources
+from allfold_agent.groups.flight_recorder import Recordings
 from allfold_agent.groups.group import Group
-from allfold_agent.groups.recordings import Recordings
 from allfold_agent.groups.registry import Registry
 from allfold_agent.groups.result_transfer import fetch_result
-from allfold_agent.groups.retention import Retention
+from allfold_agent.groups.results import Retention
 from allfold_agent.groups.standstill import Obstacles
 from allfold_agent.http import addresses
 from allfold_agent.http.transport import Transport
@@ -36,9 +36,8 @@ from allfold_agent.membership import link_probe
 from allfold_agent.membership.control_link import ControlLink
 from allfold_agent.membership.control_listener import NodeOnControlLink
 from allfold_agent.membership.draining import Draining
-from allfold_agent.membership.early_notices import EarlyNotices
 from allfold_agent.membership.group_links import GroupLinks
-from allfold_agent.membership.group_terms import GroupTerms
+from allfold_agent.membership.group_terms import EarlyNotices, GroupTerms
 from allfold_agent.membership.links import PeerLinks
 from allfold_agent.membership.orchestrator_client import OrchestratorClient
 from allfold_agent.membership.registration import Identity, Registration
@@ -46,14 +45,13 @@ from allfold_agent.membership.seats import Entry, Seats
 from allfold_agent.membership.witness import Witness
 from allfold_agent.observation.failures import ExitObserver
 from allfold_agent.observation.incidents import Incidents
+from allfold_agent.observation.link_observer import Retransmits
 from allfold_agent.observation.observer import Observer
-from allfold_agent.observation.tcp import Retransmits
 from allfold_agent.peer_connections import PeerConnections
 from allfold_agent.runtime.buffers import BufferPool
-from allfold_agent.runtime.lag import LagMeter
 from allfold_agent.runtime.lane_thread import LaneThread
-from allfold_agent.runtime.reactor import Reactor
-from allfold_agent.runtime.workers import WorkerPool
+from allfold_agent.runtime.reactor import LagMeter, Reactor
+from allfold_agent.runtime.threads import WorkerPool
 from allfold_agent.settings import AgentSettings
 from allfold_agent.tensors.offers import Offers
 from allfold_core.errors import AgentLost

@@ -13,9 +13,8 @@ from contextlib import suppress
 from threading import Event, Thread
 from time import monotonic
 
-from allfold_agent.edges.edge_request import EdgeRequest
-from allfold_agent.groups.result_request import ResultRequest
-from allfold_agent.groups.result_transfer import serve_result
+from allfold_agent.edges.opening import EdgeRequest
+from allfold_agent.groups.result_transfer import ResultRequest, serve_result
 from allfold_agent.groups.results import Result
 from allfold_agent.http.connections import Connection, ConnectionLimits, Connections, Stage
 from allfold_agent.http.server import (
@@ -28,11 +27,10 @@ from allfold_agent.http.server import (
 )
 from allfold_agent.http.transport import Transport, shut_down
 from allfold_agent.http.wire import status_of
+from allfold_agent.membership.link_dialling import LinkRequest
 from allfold_agent.membership.link_probe import PROBE_PROTOCOL, serve_probe
-from allfold_agent.membership.link_request import LinkRequest
 from allfold_agent.runtime.threads import start_thread
-from allfold_agent.tensors.offers import Offers
-from allfold_agent.tensors.routes import TensorRoutes
+from allfold_agent.tensors.offers import Offers, TensorRoutes
 from allfold_core.errors import AllfoldError, InvalidArgument, LocalError, ServiceError
 from allfold_core.wire.frames import EDGE_PROTOCOL
 from allfold_core.wire.peer_link import LINK_PROTOCOL

@@ -15,7 +15,7 @@ from allfold_agent.groups.group import Group
 from allfold_agent.groups.registry import PLAN_LAG_SECONDS, Registry
 from allfold_agent.local.server import Admission
 from allfold_agent.membership.group_terms import GroupTerms
-from allfold_agent.membership.pauses import Pauses
+from allfold_agent.membership.orchestrator_client import Pauses
 from allfold_agent.membership.seats import Entry, Seats, check_request
 from allfold_core.errors import NodeDraining, PeerMissing
 from allfold_core.survival.plans import joining_plan

@@ -6,10 +6,9 @@ import socket
 from dataclasses import replace
 
 from allfold_agent.data_port import SocketTaker
-from allfold_agent.edges.edge_request import EdgeRequest
-from allfold_agent.edges.opening import Dial
+from allfold_agent.edges.opening import Dial, EdgeRequest
 from allfold_agent.groups.registry import PLAN_LAG_SECONDS, Registry
-from allfold_agent.groups.result_request import ResultRequest
+from allfold_agent.groups.result_transfer import ResultRequest
 from allfold_agent.groups.results import Result
 from allfold_agent.http import client as http_client
 from allfold_agent.http.transport import Transport

@@ -35,8 +35,7 @@ from allfold_orchestrator.membership.group_state import (
     SeatsFreed,
 )
 from allfold_orchestrator.membership.joining import takes_in
-from allfold_orchestrator.membership.nodes import REMOVED, SIGNED_OFF, NodeRecord
-from allfold_orchestrator.membership.recent_nodes import RecentNodes
+from allfold_orchestrator.membership.nodes import REMOVED, SIGNED_OFF, NodeRecord, RecentNodes
 from allfold_orchestrator.membership.term_record import TermRecord
 from allfold_orchestrator.membership.wanted_names import WantedNames
 from allfold_orchestrator.plan_waits import await_plan

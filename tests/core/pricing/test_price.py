@@ -9,10 +9,9 @@ import pytest
 from allfold_core.operations import Kind
 from allfold_core.pricing.predict import closed_form
 from allfold_core.pricing.price import chunked, price
-from allfold_core.schedules.chunking import SMALLEST_CHUNK
 from allfold_core.schedules.compiler import compile_schedule
 from allfold_core.schedules.registry import strategies_for
-from allfold_core.schedules.schedule import Fold, Send, Slice
+from allfold_core.schedules.schedule import SMALLEST_CHUNK, Fold, Send, Slice
 from allfold_core.topology import LinkModel
 from tests.core.cases import bytes_sent
 

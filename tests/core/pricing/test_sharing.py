@@ -9,10 +9,9 @@ from allfold_core.operations import Kind
 from allfold_core.plan import Plan
 from allfold_core.pricing.choose import choose
 from allfold_core.pricing.predict import closed_form, predict
-from allfold_core.schedules.chunking import wire_chunk
 from allfold_core.schedules.compiler import compile_schedule
 from allfold_core.schedules.registry import candidates
-from allfold_core.schedules.schedule import Send
+from allfold_core.schedules.schedule import Send, wire_chunk
 from allfold_core.topology import LinkModel, Member
 
 CORES = 2

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from allfold_core.group_options import GroupOptions
 from allfold_core.operations import Kind
 from allfold_core.plan import Plan
-from allfold_core.pricing.arrange import arrange, bandwidth_bound
 from allfold_core.pricing.choose import choose
 from allfold_core.pricing.per_link import bandwidth_seconds, seconds_over_links, shares_of
 from allfold_core.pricing.predict import predict
@@ -23,6 +22,8 @@ from allfold_core.pricing.slow_links import (
     MOST_GAP_SECONDS,
     ChangeLimit,
     LinkTable,
+    arrange,
+    bandwidth_bound,
     better_layout,
     describe,
 )

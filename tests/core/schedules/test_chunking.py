@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from allfold_core.schedules.chunking import (
+from allfold_core.schedules.schedule import (
     CHUNKS_PER_SLICE,
     LARGEST_CHUNK,
     SMALLEST_CHUNK,

@@ -8,11 +8,10 @@ import pytest
 
 from allfold_core.operations import Kind
 from allfold_core.schedules.compiler import compile_schedule
-from allfold_core.schedules.overwrites import check_overwrites
 from allfold_core.schedules.registry import strategies_for
 from allfold_core.schedules.schedule import Fold, Receive, Schedule, Send, Slice
 from allfold_core.schedules.step_graph import StepGraph
-from allfold_core.schedules.verify import ScheduleError, verify
+from allfold_core.schedules.verify import ScheduleError, check_overwrites, verify
 
 ALL = [(kind, name) for kind in Kind for name in strategies_for(kind)]
 NAMES = [f"{kind.label}-{name}" for kind, name in ALL]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allfold_core.schedules.placement import ring_order, tree_order
+from allfold_core.schedules.schedule import ring_order, tree_order
 from allfold_core.schedules.strategies.phases import place_in_heap
 from allfold_core.schedules.strategies.tree import preorder_ranks
 from allfold_core.topology import Member

@@ -18,8 +18,8 @@ from allfold_core.survival.instructions import (
     SendClosing,
     SendReport,
 )
+from allfold_core.survival.judge import packed
 from allfold_core.survival.leader_machine import Freeze, LeaderMachine
-from allfold_core.survival.losses import packed
 from allfold_core.survival.op_entry import OpEntry
 from allfold_core.survival.policy import GroupPolicy
 from allfold_core.survival.records import Epoch, Stamp, Term

@@ -17,7 +17,7 @@ from allfold_core.dtypes import DType
 from allfold_core.errors import GpuFailed, PeerLost
 from allfold_core.operations import Fingerprint, Kind, ReduceOp
 from allfold_core.survival import codec
-from allfold_core.survival.losses import packed
+from allfold_core.survival.judge import packed
 from allfold_core.survival.plans import term_fields
 from allfold_core.survival.records import NO_EPOCH, Epoch, Seat, Stamp, Term
 from allfold_core.survival.reports import (

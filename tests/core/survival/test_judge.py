@@ -9,8 +9,7 @@ from allfold_core.diagnosis.hindrances import Hindrances
 from allfold_core.dtypes import DType
 from allfold_core.errors import GpuFailed, MismatchError, PeerMissing
 from allfold_core.operations import AUTO, Fingerprint, Kind, ReduceOp
-from allfold_core.survival.judge import judge_calls
-from allfold_core.survival.losses import packed
+from allfold_core.survival.judge import judge_calls, packed
 from allfold_core.survival.records import Epoch, Seat, Stamp, Term
 from allfold_core.survival.reports import Call, Doubt, OpReport, OpState, Reason, Report
 

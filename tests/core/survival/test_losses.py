@@ -8,7 +8,7 @@ import pytest
 
 from allfold_core.errors import BelowMinWorld, PeerLost, RootLost, WorldChanged, from_dict
 from allfold_core.operations import Kind
-from allfold_core.survival.losses import (
+from allfold_core.survival.judge import (
     below_min_world,
     cannot_go_on,
     describe_change,

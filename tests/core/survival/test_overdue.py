@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from allfold_core.survival.overdue import STUCK_SECONDS, Awaited, OverdueRounds
+from allfold_core.survival.suspicion import STUCK_SECONDS, Awaited, OverdueRounds
 
 START = 100.0
 REPORT = Awaited("train", 3, 1, 2, "b")

@@ -16,7 +16,7 @@ from allfold_agent.arithmetic.kernels import Arithmetic
 from allfold_agent.arithmetic.operands import Operands
 from allfold_agent.compilation.task_graph import build, chunks
 from allfold_agent.execution.executor import Executor
-from allfold_agent.execution.op_receiver import OpReceiver
+from allfold_agent.execution.op_edges import OpReceiver
 from allfold_agent.runtime.buffers import BufferPool
 from allfold_core.dtypes import DType
 from allfold_core.errors import AllfoldError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 
 from allfold_agent.edges.out_edge import OutEdge
-from allfold_agent.execution.op_sender import OpSender
+from allfold_agent.execution.op_edges import OpSender
 from allfold_core.schedules.schedule import Send, Slice
 from allfold_core.wire.frames import HEADER_SIZE, FrameHeader
 from tests.node_agent.edges.edge_ends import CHUNK, DEADLINE, FINGERPRINT, STAMP, Side

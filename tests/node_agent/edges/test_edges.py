@@ -18,7 +18,7 @@ import torch
 from allfold_agent.edges.in_edge import InEdge
 from allfold_agent.edges.opening import Dial
 from allfold_agent.edges.out_edge import OutEdge
-from allfold_agent.execution.op_sender import OpSender
+from allfold_agent.execution.op_edges import OpSender
 from allfold_agent.p2p.messages import PARCEL_BYTES, content_frames, control_frame
 from allfold_agent.runtime.reactor import Reactor
 from allfold_core.errors import PeerLost

@@ -10,8 +10,7 @@ from time import monotonic
 import pytest
 
 from allfold_agent.data_port import DataPort
-from allfold_agent.edges.edge_request import EdgeRequest
-from allfold_agent.edges.opening import EdgeOpener
+from allfold_agent.edges.opening import EdgeOpener, EdgeRequest
 from allfold_agent.http.client import upgrade
 from allfold_agent.tensors.offers import Offers
 from allfold_core.errors import PeerError, PeerLost, ServiceError

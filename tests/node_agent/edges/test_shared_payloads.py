@@ -17,9 +17,9 @@ import torch
 
 from allfold_agent.edges.in_edge import InEdge
 from allfold_agent.edges.out_edge import OutEdge
+from allfold_agent.edges.outgoing import SLOTS, SentFiles
 from allfold_agent.edges.received_files import MissingFile, ReceivedFiles
-from allfold_agent.edges.sent_files import SLOTS, SentFiles
-from allfold_agent.execution.op_sender import OpSender
+from allfold_agent.execution.op_edges import OpSender
 from allfold_agent.runtime.buffers import SHARED_BYTES, BufferPool
 from allfold_agent.runtime.reactor import Reactor
 from allfold_core.schedules.schedule import Fold, Program, Receive, Send, Slice

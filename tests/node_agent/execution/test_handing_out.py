@@ -21,7 +21,7 @@ from allfold_core.errors import PeerMissing, ServiceError
 from allfold_core.operations import Kind, ReduceOp
 from allfold_core.schedules.parts import Part
 from allfold_core.schedules.registry import strategies_for
-from allfold_core.survival.losses import packed
+from allfold_core.survival.judge import packed
 from allfold_core.survival.reports import Doubt, Reason
 from tests.support.fakes.counted_pool import CountedPool
 from tests.support.fakes.damaged_wire import DamagedWire

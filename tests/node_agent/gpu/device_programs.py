@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from allfold_agent.gpu import proof as proof_module
+from allfold_agent.gpu import gpus as proof_module
+from allfold_agent.gpu.completions import FencePoller
 from allfold_agent.gpu.device import Device, Point, RankMemory
-from allfold_agent.gpu.fence_poller import FencePoller
 from allfold_agent.gpu.gpus import Gpus
 from allfold_agent.gpu.kernels import Variant
-from allfold_agent.runtime.mapping import MappedMemory
+from allfold_agent.runtime.buffers import MappedMemory
 from allfold_core.dtypes import DType
 from allfold_core.errors import GpuFailed, InvalidArgument
 from allfold_core.operations import ReduceOp

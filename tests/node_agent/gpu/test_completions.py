@@ -16,8 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allfold_agent.gpu import completions as completions_module
-from allfold_agent.gpu.completions import Completions, Then
-from allfold_agent.gpu.fence_poller import FencePoller
+from allfold_agent.gpu.completions import Completions, FencePoller, Then
 from allfold_core.errors import GpuFailed
 from tests.support.waiting import wait_until
 

@@ -11,7 +11,7 @@ from time import monotonic
 
 import pytest
 
-from allfold_agent.gpu.fence_poller import FencePoller, Then
+from allfold_agent.gpu.completions import FencePoller, Then
 from tests.support.waiting import wait_until
 
 SECONDS = 10.0

@@ -11,17 +11,16 @@ from unittest.mock import create_autospec
 import pytest
 
 from allfold_agent.execution.op import Arrival, Op
-from allfold_agent.gpu.completions import Completions
-from allfold_agent.gpu.fence_poller import FencePoller
+from allfold_agent.gpu.completions import Completions, FencePoller
+from allfold_agent.gpu.gpus import Pins
 from allfold_agent.gpu.operands import GpuRange, Nowhere
-from allfold_agent.gpu.pins import Pins
 from allfold_agent.groups.epoch import NodeResources
 from allfold_agent.groups.group import Group
 from allfold_agent.groups.neighbours import Neighbours
-from allfold_agent.groups.retention import Retention
+from allfold_agent.groups.results import Retention
 from allfold_agent.runtime.buffers import BufferPool
 from allfold_agent.runtime.reactor import Reactor
-from allfold_agent.runtime.workers import WorkerPool
+from allfold_agent.runtime.threads import WorkerPool
 from allfold_core.dtypes import DType
 from allfold_core.errors import Evicted
 from allfold_core.operations import Fingerprint, Kind, ReduceOp

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allfold_agent.gpu.placement import fold_on
+from allfold_agent.gpu.gpus import fold_on
 
 HOMES = st.lists(st.integers(0, 5), min_size=1, max_size=10)
 LINKS = st.frozensets(st.tuples(st.integers(0, 5), st.integers(0, 5)))

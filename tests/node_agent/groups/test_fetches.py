@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from allfold_agent.edges.edge_request import Lane
+from allfold_agent.edges.opening import Lane
 from allfold_core.errors import LocalError, PeerLost, ServiceError
 from tests.support.fakes.local_groups import local_groups
 from tests.support.fakes.local_links import LocalLinks

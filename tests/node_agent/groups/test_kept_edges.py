@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from allfold_agent.edges.edge_request import EdgeRequest
+from allfold_agent.edges.opening import EdgeRequest
 from allfold_agent.groups.group import Group
 from allfold_core.errors import LocalError, PeerMissing, PeerSentIncoherentTensor
 from allfold_core.wire.frames import FrameHeader, FrameType

@@ -9,9 +9,8 @@ from threading import Lock
 
 import pytest
 
-from allfold_agent.edges.edge_request import EdgeRequest, Lane
 from allfold_agent.edges.members import Members
-from allfold_agent.edges.opening import Dial
+from allfold_agent.edges.opening import Dial, EdgeRequest, Lane
 from allfold_agent.groups.lane_links import LaneLinks
 from allfold_agent.runtime.lane_thread import LaneThread
 from allfold_core.errors import PeerLost, ServiceError

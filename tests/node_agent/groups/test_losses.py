@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from allfold_agent.arithmetic.operands import Operands
-from allfold_agent.edges.edge_request import Lane
+from allfold_agent.edges.opening import Lane
 from allfold_core.errors import (
     AllfoldError,
     BelowMinWorld,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from allfold_agent.groups.closing_signals import ClosingSignals
-from allfold_agent.groups.epoch_table import CHANGES_KEPT
+from allfold_agent.groups.epoch import CHANGES_KEPT
 from allfold_agent.groups.group import Group
 from allfold_core.survival.agent_machine import AgentMachine
 from allfold_core.survival.instructions import Installed

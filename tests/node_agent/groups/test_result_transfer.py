@@ -8,8 +8,7 @@ from itertools import count
 import numpy as np
 import pytest
 
-from allfold_agent.groups.result_request import ResultRequest
-from allfold_agent.groups.result_transfer import fetch_result
+from allfold_agent.groups.result_transfer import ResultRequest, fetch_result
 from allfold_agent.groups.results import Result
 from allfold_core.errors import LocalError
 from allfold_core.survival.records import Stamp

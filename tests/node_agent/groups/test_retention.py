@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from allfold_agent.groups.group import Group
-from allfold_agent.groups.retention import LEAST_BYTES, Retention
+from allfold_agent.groups.results import LEAST_BYTES, Retention
 from tests.support.fakes.local_groups import LocalGroups, local_groups
 from tests.support.fakes.local_rank import LocalRank
 from tests.support.waiting import wait_until

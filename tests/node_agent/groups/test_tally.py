@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from allfold_agent.groups.flight_recorder import OpRecord, State
-from allfold_agent.groups.tally import LONG, SHORT, ErrorCounts, Tally
+from allfold_agent.groups.outcomes import LONG, SHORT, ErrorCounts, Tally
 from allfold_core.dtypes import DType
 from allfold_core.operations import Fingerprint, Kind, ReduceOp
 

@@ -12,7 +12,7 @@ import pytest
 from allfold_core.errors import Evicted, PeerLost, ServiceError, WorldChanged
 from allfold_core.mailbox import ANY_SOURCE
 from allfold_core.operations import Kind, ReduceOp
-from allfold_core.survival.losses import packed
+from allfold_core.survival.judge import packed
 from allfold_core.survival.plans import first_record, term_fields
 from allfold_core.survival.reports import Doubt, Reason
 from allfold_core.verdict import LEFT

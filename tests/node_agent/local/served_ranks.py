@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import create_autospec
 
-from allfold_agent.gpu.fence_poller import FencePoller
+from allfold_agent.gpu.completions import FencePoller
 from allfold_agent.gpu.gpus import Gpus
 from allfold_agent.local.server import LocalServer, Registrar
 from allfold_agent.local.state_transfers import StateTransfers
 from allfold_agent.runtime.reactor import Reactor
-from allfold_agent.runtime.workers import WorkerPool
+from allfold_agent.runtime.threads import WorkerPool
 from allfold_agent.tensors.offers import Offers
 from allfold_core.wire.local_wire import MAX_MESSAGE, PROTOCOL_VERSION, Message, pack_json
 from tests.support.credentials import transport

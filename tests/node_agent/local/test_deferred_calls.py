@@ -11,14 +11,14 @@ from unittest.mock import create_autospec
 
 import pytest
 
-from allfold_agent.gpu.fence_poller import FencePoller
+from allfold_agent.gpu.completions import FencePoller
 from allfold_agent.gpu.gpus import Gpus
 from allfold_agent.local.deferred_calls import DeferredCalls
 from allfold_agent.local.rank_connection import CallMessage, Membership, RankConnection
 from allfold_agent.local.server import LocalServer, Registrar
 from allfold_agent.local.state_transfers import StateTransfers
 from allfold_agent.runtime.reactor import Reactor
-from allfold_agent.runtime.workers import WorkerPool
+from allfold_agent.runtime.threads import WorkerPool
 from allfold_core.dtypes import DType
 from allfold_core.errors import PeerLost
 from allfold_core.wire.local_wire import (

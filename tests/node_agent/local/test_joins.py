@@ -17,8 +17,7 @@ from allfold_agent.groups.registry import Registry
 from allfold_agent.joins import Joins
 from allfold_agent.local.rank_connection import Membership
 from allfold_agent.local.server import PROCESS_ENDED, Admission
-from allfold_agent.membership.early_notices import EarlyNotices
-from allfold_agent.membership.group_terms import GroupTerms
+from allfold_agent.membership.group_terms import EarlyNotices, GroupTerms
 from allfold_agent.membership.seats import Entry, Seats, check_request
 from allfold_core.errors import InvalidArgument, PeerMissing
 from tests.support.fakes.local_groups import local_groups

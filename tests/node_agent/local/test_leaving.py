@@ -10,7 +10,7 @@ from unittest.mock import create_autospec
 import pytest
 
 from allfold_agent.agent import Agent
-from allfold_agent.groups.recordings import Recordings
+from allfold_agent.groups.flight_recorder import Recordings
 from allfold_agent.groups.registry import Registry
 from allfold_agent.local.rank_connection import Membership
 from allfold_agent.membership.draining import Draining

@@ -13,8 +13,7 @@ from urllib.parse import parse_qsl, urlsplit
 from allfold_agent.data_port import DataPort
 from allfold_agent.http.client import upgrade
 from allfold_agent.membership.link import LinkListener
-from allfold_agent.membership.link_dialling import DIAL_SECONDS, Dialled
-from allfold_agent.membership.link_request import LinkRequest
+from allfold_agent.membership.link_dialling import DIAL_SECONDS, Dialled, LinkRequest
 from allfold_agent.membership.links import PeerLinks
 from allfold_agent.runtime.reactor import Reactor
 from allfold_agent.tensors.offers import Offers

@@ -8,11 +8,11 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any
 
-from allfold_agent.membership.pings import Pings
+from allfold_agent.membership.link_connection import Pings
 from allfold_agent.membership.witness import Witness
-from allfold_core.survival.overdue import Awaited
 from allfold_core.survival.suspicion import (
     LONGEST_PATIENCE_SECONDS,
+    Awaited,
     Observation,
     RecentMaximum,
 )

@@ -8,7 +8,7 @@ from time import monotonic
 
 import pytest
 
-from allfold_agent.membership import pauses
+from allfold_agent.membership import orchestrator_client
 from allfold_core.errors import Evicted, ServiceError
 from tests.node_agent.membership.linked_node import NotedByListener, linked_node
 from tests.node_agent.membership.scripted_orchestrator import (
@@ -263,17 +263,18 @@ async def test_an_error_of_the_listener_ends_the_link_and_the_next_one_is_told_a
 async def test_after_a_link_that_was_well_the_next_try_comes_soon(
     one: ScriptedOrchestrator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pauses, "_FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(orchestrator_client, "_FIRST_PAUSE", 0.01)
     async with linked_node(one.url) as node:
         first = await one.is_linked()
         one.link_code = 1012
         await first.socket.close(1001)
         await until(lambda: one.refused_links > 3, "it tries several times")
-        assert node.link._pauses._next > 4 * pauses._FIRST_PAUSE
+        assert node.link._pauses._next > 4 * orchestrator_client._FIRST_PAUSE
         one.link_code = 0
         await one.is_linked(2)
         await until(
-            lambda: node.link._pauses._next == pauses._FIRST_PAUSE, "the next pause is short"
+            lambda: node.link._pauses._next == orchestrator_client._FIRST_PAUSE,
+            "the next pause is short",
         )
 
 

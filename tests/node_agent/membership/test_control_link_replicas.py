@@ -33,7 +33,7 @@ async def test_where_a_replica_is_silent_the_node_links_to_the_next(
 async def test_a_registration_without_an_answer_is_made_at_the_next_replica(
     two: list[ScriptedOrchestrator], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("allfold_agent.membership.control_session.REGISTER_SECONDS", 0.05)
+    monkeypatch.setattr("allfold_agent.membership.control_socket.REGISTER_SECONDS", 0.05)
     first, second = two
     first.keeps_registering_waiting = True
     async with linked_node(first.url, second.url):

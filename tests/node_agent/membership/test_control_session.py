@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from allfold_agent.membership.control_session import Session
+from allfold_agent.membership.control_socket import Session
 
 BEAT = 0.5
 

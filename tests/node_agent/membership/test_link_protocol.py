@@ -8,7 +8,7 @@ import pytest
 
 from allfold_agent.http.client import upgrade
 from allfold_agent.membership import links
-from allfold_agent.membership.link_request import LinkRequest
+from allfold_agent.membership.link_dialling import LinkRequest
 from allfold_core.errors import AllfoldError
 from allfold_core.wire.peer_link import LINK_PROTOCOL, Chosen, Hello, LinkReader, Ping
 from tests.node_agent.data_ports import serving

@@ -7,8 +7,12 @@ import re
 import pytest
 
 from allfold_agent.membership.witness import TICK_SECONDS
-from allfold_core.survival.overdue import STUCK_SECONDS, Awaited
-from allfold_core.survival.suspicion import PATIENCE_SECONDS, UNANSWERED_PINGS
+from allfold_core.survival.suspicion import (
+    PATIENCE_SECONDS,
+    STUCK_SECONDS,
+    UNANSWERED_PINGS,
+    Awaited,
+)
 from allfold_core.wire.peer_link import Floor
 from tests.node_agent.membership.scripted_links import PING_SECONDS, ScriptedLinks
 

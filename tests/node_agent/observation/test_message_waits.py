@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from allfold_agent.observation.message_waits import MessageWaits
-from allfold_agent.observation.waits import Wait
+from allfold_agent.observation.message_waits import MessageWaits, Wait
 from allfold_core.mailbox import ANY_SOURCE
 from allfold_core.wire.local_wire import Message
 from allfold_core.wire.peer_link import LinkMessageType

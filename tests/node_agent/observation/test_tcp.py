@@ -7,8 +7,8 @@ from threading import Thread
 
 import pytest
 
-from allfold_agent.observation import tcp
-from allfold_agent.observation.tcp import Retransmits, sample
+from allfold_agent.observation import link_observer
+from allfold_agent.observation.link_observer import Retransmits, sample
 from allfold_core.diagnosis.links import LinkSample
 
 SENT = 8 << 20
@@ -61,7 +61,7 @@ def test_what_was_sent_again_stays_counted_when_its_connection_is_closed(
             return None
         return LinkSample(0.0, 0.0, 0.0, 9, lost[connected], 0.0, False, 0.0, 0.0)
 
-    monkeypatch.setattr(tcp, "sample", sampled)
+    monkeypatch.setattr(link_observer, "sample", sampled)
     retransmits = Retransmits()
     with first, second:
         lost |= {first: 3, second: 4}

@@ -10,7 +10,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from allfold_agent.p2p.inbox import KEPT_BYTES
+from allfold_agent.p2p.matching import KEPT_BYTES
 from allfold_agent.p2p.outbox import EAGER_BYTES
 from allfold_core.errors import PeerMissing
 from allfold_core.mailbox import ANY_SOURCE

@@ -10,8 +10,7 @@ from threading import Event
 
 import pytest
 
-from allfold_agent.runtime.acceptor import Acceptor
-from allfold_agent.runtime.reactor import Reactor
+from allfold_agent.runtime.reactor import Acceptor, Reactor
 from tests.support.descriptors import no_descriptors_left
 from tests.support.waiting import wait_until
 

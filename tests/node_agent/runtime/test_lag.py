@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from allfold_agent.runtime.lag import TICK_SECONDS, LagMeter
+from allfold_agent.runtime.reactor import TICK_SECONDS, LagMeter
 from tests.support.waiting import wait_until
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from allfold_agent.arithmetic.error_feedback import Residuals
-from allfold_agent.runtime.memory import memory_limit
+from allfold_agent.runtime.machine import memory_limit
 
 MIB = 1 << 20
 MACHINE = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -8,7 +8,7 @@ import httpx
 import pytest
 import xxhash
 
-from allfold_agent.tensors.span import digest_header, parse_range
+from allfold_agent.tensors.offers import digest_header, parse_range
 from allfold_core.errors import LocalError
 from allfold_core.wire.state_wire import BLOCK_BYTES
 from tests.node_agent.tensors.holders import HEAD, LAYOUT, STATE_ID, Holder, holding, state

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from allfold_orchestrator.membership.recent_nodes import RecentNodes
+from allfold_orchestrator.membership.nodes import RecentNodes
 
 
 def test_a_node_hears_of_the_two_that_registered_last() -> None:

@@ -18,7 +18,7 @@ from allfold_orchestrator.membership.group_state import (
     Rejected,
     Seated,
 )
-from allfold_orchestrator.store import codec, conflicts, keys
+from allfold_orchestrator.store import codec, failures, keys
 from allfold_orchestrator.store.groups import GroupStore, Guard
 from allfold_orchestrator.store.store import Store
 from tests.orchestrator.builders import GROUP, join, leave, lost, node
@@ -131,7 +131,7 @@ async def test_too_many_conflicts_end_in_an_error_that_says_so(
         raise WatchError
 
     monkeypatch.setattr(GroupStore, "_try_write", conflict)
-    monkeypatch.setattr(conflicts, "DEADLINE_SECONDS", 0.05)
+    monkeypatch.setattr(failures, "DEADLINE_SECONDS", 0.05)
     with pytest.raises(ServiceError, match="many orchestrators at once") as caught:
         await store.groups.submit(GROUP, join(0))
     assert caught.value.details["retry"] is True

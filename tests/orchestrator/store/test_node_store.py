@@ -11,7 +11,7 @@ from redis.exceptions import WatchError
 from allfold_core.errors import Evicted, MultipleRegister, ServiceError
 from allfold_orchestrator.membership.group_state import NodeInfo
 from allfold_orchestrator.membership.nodes import NodeRecord
-from allfold_orchestrator.store import conflicts, keys
+from allfold_orchestrator.store import failures, keys
 from allfold_orchestrator.store.clock import StoreClock
 from allfold_orchestrator.store.groups import Guard
 from allfold_orchestrator.store.judging import TurnIsOver
@@ -224,7 +224,7 @@ async def test_nodes_that_others_keep_writing_end_in_an_error_that_says_so(
     await store.nodes.register(record())
     for attempt in ("_try_register", "_try_evict", "_try_forget"):
         monkeypatch.setattr(NodeStore, attempt, conflict)
-    monkeypatch.setattr(conflicts, "DEADLINE_SECONDS", 0.05)
+    monkeypatch.setattr(failures, "DEADLINE_SECONDS", 0.05)
     for request in (
         store.nodes.register(record(node("b"))),
         store.nodes.evict("a", "1"),

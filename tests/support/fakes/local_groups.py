@@ -14,19 +14,18 @@ from functools import partial
 from threading import Event, Lock, Thread
 from typing import Any, Literal
 
-from allfold_agent.edges.edge_request import EdgeRequest
-from allfold_agent.edges.opening import Dial
-from allfold_agent.gpu.pins import Pins
+from allfold_agent.edges.opening import Dial, EdgeRequest
+from allfold_agent.gpu.gpus import Pins
 from allfold_agent.groups.epoch import NodeResources
 from allfold_agent.groups.group import Group
-from allfold_agent.groups.retention import Retention
+from allfold_agent.groups.results import Retention
 from allfold_agent.local.server import PROCESS_ENDED
 from allfold_agent.runtime.reactor import Reactor
-from allfold_agent.runtime.workers import WorkerPool
+from allfold_agent.runtime.threads import WorkerPool
 from allfold_core.errors import AllfoldError, PeerLost
 from allfold_core.group_options import GroupOptions
 from allfold_core.plan import Plan
-from allfold_core.survival.losses import packed
+from allfold_core.survival.judge import packed
 from allfold_core.survival.plans import term_fields
 from allfold_core.survival.records import Term
 from allfold_core.survival.reports import Doubt, Reason

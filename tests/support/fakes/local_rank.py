@@ -11,7 +11,7 @@ import torch
 
 from allfold_agent.groups.group import Group
 from allfold_agent.local.server import PROCESS_ENDED
-from allfold_agent.runtime.mapping import MappedMemory
+from allfold_agent.runtime.buffers import MappedMemory
 from allfold_core.codecs import Wire
 from allfold_core.dtypes import DType
 from allfold_core.errors import AllfoldError, from_dict

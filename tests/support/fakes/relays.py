@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Event, Thread
 
-from allfold_agent.edges.edge_request import Lane
+from allfold_agent.edges.opening import Lane
 
 SECONDS = 20.0
 _FILES = 16

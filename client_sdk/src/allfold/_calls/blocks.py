@@ -8,8 +8,7 @@ from math import prod
 from typing import Any
 
 from allfold import _tensors
-from allfold._calls.arguments import checked_counts
-from allfold._calls.call import Seat
+from allfold._calls.call import Seat, checked_counts
 from allfold._tensors import TensorView
 from allfold_core.errors import InvalidArgument
 from allfold_core.verdict import counted

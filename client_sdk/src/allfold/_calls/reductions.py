@@ -7,9 +7,17 @@ from math import isfinite, nan
 from typing import Any
 
 from allfold import _tensors
-from allfold._calls.arguments import Batch, batch, checked_root
 from allfold._calls.blocks import Blocks, new_block
-from allfold._calls.call import AUTO, NO_ROOT, CollectiveCall, Seat, fingerprint
+from allfold._calls.call import (
+    AUTO,
+    NO_ROOT,
+    Batch,
+    CollectiveCall,
+    Seat,
+    batch,
+    checked_root,
+    fingerprint,
+)
 from allfold_core.dtypes import DType
 from allfold_core.errors import InvalidArgument
 from allfold_core.operations import Fingerprint, Kind, ReduceOp

@@ -14,12 +14,10 @@ from allfold._connection import GRACE_SECONDS
 from allfold._group import Group
 from allfold._registry import registry
 from allfold._state.agreement import NOBODYS, Version, find_holders, share_outcome
-from allfold._state.image import Image, Manifest
-from allfold._state.landing import Landing
+from allfold._state.image import Image, Manifest, is_stateful, load, named_nodes, with_identities
 from allfold._state.tensors import check_overwritable, form_of, is_overwritable, is_tensor
-from allfold._state.transfer import Offering, pull
+from allfold._state.transfer import Landing, Offering, pull
 from allfold._state.tree import Flattened, pair_tensors, unflatten
-from allfold._state.values import is_stateful, load, named_nodes, with_identities
 from allfold_core.errors import InvalidArgument, PeerSentIncoherentTensor, WorldChanged
 from allfold_core.group_options import checked_seconds
 from allfold_core.wire.state_wire import MAX_SOURCES, spans

@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 from allfold_cluster.http import NoAnswer, get_json
 from allfold_core.agent_answers import Question
 from allfold_core.errors import AllfoldError, OrchestratorUnreachable, ServiceError
-from allfold_core.json_object import OtherForm
+from allfold_core.schema import OtherForm
 
 SECONDS = 3.0
 _PAGE = 1000

@@ -13,9 +13,8 @@ from torch.distributed.distributed_c10d import BackendConfig
 
 from allfold._registry import open_group
 from allfold.torch._functional import functional
-from allfold.torch._handles import Handle
 from allfold.torch._process_group import BACKEND, ProcessGroup
-from allfold.torch._rendezvous import agree_on_name, name_prefix
+from allfold.torch._rendezvous import Handle, agree_on_name, name_prefix
 
 
 def create_with_options(options: Any, _backend_options: Any) -> ProcessGroup:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import atexit
+import logging
 import os
+import socket
 from datetime import timedelta
 from threading import Lock
-from typing import Any
+from time import monotonic, sleep
+from typing import Any, Protocol
+from weakref import WeakSet
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import ErrorType
 
+from allfold._draining import Parting, at_exit, by_call
 from allfold._group import Group
-from allfold._parting import Parting, by_call
-from allfold._registry import open_group, registry
-from allfold.torch import _open_groups
+from allfold._registry import open_group, patience_at_exit, registry
 from allfold.torch._communicator import AbortHook, Communicator
 from allfold.torch._compile import uncompiled
-from allfold.torch._handles import Handle, next_group, ordered
 from allfold.torch._options import seconds
+from allfold.torch._rendezvous import Handle, next_group, ordered
 from allfold.torch._work import Work
 from allfold_core.errors import (
     AgentLost,
@@ -27,6 +31,73 @@ from allfold_core.errors import (
     PeerLost,
     RegisterNotFirstOperation,
 )
+
+log = logging.getLogger("allfold")
+
+_LAST_SECONDS = 0.2
+_STORE_SECONDS = 1.0
+_NEW_STORE_SECONDS = 0.05
+_STORE_PAUSE_SECONDS = 0.005
+
+
+class _Open(Protocol):
+    """A group that can be left."""
+
+    @property
+    def has_left(self) -> bool: ...
+
+    def leave(self, seconds: float, parting: Parting) -> None: ...
+
+    def end_threads(self, seconds: float) -> None: ...
+
+
+_groups: WeakSet[_Open] = WeakSet()
+
+
+def add(group: _Open) -> None:
+    """Have a group left when the process ends."""
+    _groups.add(group)
+
+
+def await_end_after_the_last(store: Any) -> None:
+    """Wait for the end of the store if all groups have been left."""
+    if store is not None and all(group.has_left for group in list(_groups)):
+        await_end_of(store)
+
+
+def await_end_of(store: Any) -> None:
+    """Wait until rank 0 has closed the store, for a second at most."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return  # torchrun's own, which stays
+    if type(store).__name__ != "TCPStore":
+        return
+    # A connection that says nothing ends with the server. (The store's own client would print a
+    # C++ stack.) One that is made while the server ends is cut; in the next one it lives on.
+    deadline = monotonic() + _STORE_SECONDS
+    seconds = _STORE_SECONDS
+    try:
+        while seconds > 0:
+            with socket.create_connection((store.host, store.port), seconds) as connected:
+                connected.recv(1)
+            sleep(_STORE_PAUSE_SECONDS)  # where something else listens in its place, and closes
+            seconds = min(_NEW_STORE_SECONDS, deadline - monotonic())
+    except OSError as error:
+        log.debug("the store at %s:%d: %s", store.host, store.port, error)
+
+
+@atexit.register
+def _leave_at_exit() -> None:
+    """Leave the groups of a script that does not destroy them."""
+    groups = list(_groups)
+    deadline = monotonic() + patience_at_exit()
+    for group in groups:
+        group.leave(max(0.0, deadline - monotonic()), at_exit())
+    # The connection is closed by now, so nothing is in flight any more.
+    for group in groups:
+        group.end_threads(_LAST_SECONDS)
+
 
 _SHUTDOWN_SECONDS = 1.0
 _RECONFIGURED = Parting("was reconfigured", failed=False)
@@ -84,7 +155,7 @@ class Lifecycle(_Base):  # type: ignore[misc]
         self._reconfigurable = reconfigurable
         # Rank 0 has the server of the store; its end must not wait for us.
         self._store = store if handle.rank else None
-        _open_groups.add(self)
+        add(self)
 
     def enter(self, group: Group) -> None:
         """Run the collectives in a group from now on."""
@@ -240,7 +311,7 @@ class Lifecycle(_Base):  # type: ignore[misc]
         in_order = self._part(seconds, parting)
         registry.release(self._handle.session)
         if in_order:
-            _open_groups.await_end_after_the_last(store)
+            await_end_after_the_last(store)
 
     def _part(self, seconds: float, parting: Parting) -> bool:
         """Leave the Allfold group, once; return True if that was in order."""

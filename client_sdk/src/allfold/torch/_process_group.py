@@ -14,10 +14,16 @@ from allfold._work import Work as Op
 from allfold.torch._adoption import adopt_bucket
 from allfold.torch._compile import uncompiled
 from allfold.torch._dispatch import Operators, dispatched
-from allfold.torch._integer_means import Quotients, is_integer_mean, op_of_agents
 from allfold.torch._lifecycle import Lifecycle
-from allfold.torch._options import reduction, seconds, timeout_of
-from allfold.torch._profiling import flat, profiled
+from allfold.torch._options import (
+    Quotients,
+    is_integer_mean,
+    op_of_agents,
+    reduction,
+    seconds,
+    timeout_of,
+)
+from allfold.torch._progress import flat, profiled
 from allfold.torch._work import Work
 from allfold_core.errors import AllfoldError, InvalidArgument
 from allfold_core.operations import ReduceOp

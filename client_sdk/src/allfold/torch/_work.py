@@ -14,10 +14,8 @@ import torch.distributed as dist
 
 from allfold._work import Work as Op
 from allfold.torch._compile import uncompiled
-from allfold.torch._integer_means import Quotients
-from allfold.torch._options import seconds
-from allfold.torch._profiling import profiled
-from allfold.torch._progress import Progress
+from allfold.torch._options import Quotients, seconds
+from allfold.torch._progress import Progress, profiled
 from allfold_core.errors import AllfoldError, PeerMissing
 
 _NO_TIMEOUT = timedelta(0)

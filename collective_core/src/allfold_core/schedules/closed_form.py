@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from allfold_core.operations import Kind
-from allfold_core.schedules.chunking import wire_chunk
+from allfold_core.schedules.schedule import wire_chunk
 from allfold_core.topology import LinkModel
 
 

@@ -12,11 +12,70 @@ Edges are first-in first-out: the k-th ``Send`` from a to b is met by the k-th `
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from allfold_core.operations import Kind
+from allfold_core.topology import LinkModel, Member
+
+
+def ring_order(members: Sequence[Member]) -> tuple[Member, ...]:
+    """The members by zone, device type and name, so that few edges of a ring leave a zone.
+
+    The order does not depend on that of ``members``.
+    """
+    return tuple(sorted(members, key=lambda member: (*_place(member), member.node)))
+
+
+def tree_order(members: Sequence[Member]) -> tuple[int, ...]:
+    """Indices of ``members`` from the root of a tree on, for ``Plan.tree_order``.
+
+    The nodes of one zone are next to each other, and in it those of one device type; the compiler
+    lays trees of any arity out so that neighbours in this order share a subtree. A group of n
+    nodes then hangs on the rest by few edges, instead of by up to n. The largest zone comes first,
+    and in each zone the most frequent device type, so the root is among its like, and large groups
+    fill whole subtrees; names break ties, so the order of ``members`` does not matter.
+    """
+    zones = Counter(member.zone for member in members)
+    places = Counter(_place(member) for member in members)
+
+    def rank(index: int) -> tuple[int, str, int, str, str]:
+        zone, device_type = place = _place(members[index])
+        return -zones[zone], zone, -places[place], device_type, members[index].node
+
+    return tuple(sorted(range(len(members)), key=rank))
+
+
+def _place(member: Member) -> tuple[str, str]:
+    return member.zone, member.device_type
+
+
+SMALLEST_CHUNK = 64 * 1024
+LARGEST_CHUNK = 2 * 1024 * 1024
+CHUNKS_PER_SLICE = 8
+
+# What a chunk has at least where links are fast, if the tensor has as much.
+_SMALL_CHUNK = 1024 * 1024
+# How long a slow link should be busy with one chunk.
+_SHORTEST_SECONDS = 0.5e-3
+_LONGEST_SECONDS = 2e-3
+# As good as no cost at all.
+_LEAST_SECONDS_PER_BYTE = 1e-15
+
+
+def wire_chunk(nbytes: int, nodes: int, links: LinkModel) -> int:
+    """The bytes of a chunk of a tensor of ``nbytes``: a fraction of a node's slice.
+
+    Each chunk costs some 100 us of Python at either end, so a chunk is not too small. Nothing
+    overlaps with a slice's first chunk and last one, so it is not too large; on a slow link, which
+    is busy for longer with the same bytes, it is smaller.
+    """
+    rate = 1 / max(links.seconds_per_byte, _LEAST_SECONDS_PER_BYTE)
+    smallest = min(_SMALL_CHUNK, max(SMALLEST_CHUNK, int(_SHORTEST_SECONDS * rate)))
+    largest = min(LARGEST_CHUNK, max(smallest, int(_LONGEST_SECONDS * rate)))
+    return max(smallest, min(largest, nbytes // (nodes * CHUNKS_PER_SLICE)))
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -24,14 +24,14 @@ from allfold_core.survival.admission import (
     waiting_sessions,
     with_others_awaited,
 )
-from allfold_core.survival.lane_opening import first_in_lane
-from allfold_core.survival.losses import (
+from allfold_core.survival.judge import (
     below_min_world,
     cannot_go_on,
     packed,
     root_lost_before,
     unpacked,
 )
+from allfold_core.survival.lane_opening import first_in_lane
 from allfold_core.survival.policy import GroupPolicy
 from allfold_core.survival.records import NO_EPOCH, Epoch, Stamp, Term
 from allfold_core.survival.reports import (

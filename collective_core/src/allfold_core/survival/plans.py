@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from allfold_core.plan import Plan
-from allfold_core.schedules.placement import ring_order, tree_order
+from allfold_core.schedules.schedule import ring_order, tree_order
 from allfold_core.survival.records import Epoch, Seat, Stamp, Term
 from allfold_core.topology import AS_OPENED, Member
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from allfold_core.dtypes import NO_ALIAS, Alias
 from allfold_core.errors import InvalidArgument
-from allfold_core.json_object import read_object
+from allfold_core.schema import read_object
 
 PROTOCOL_VERSION = 8
 MAX_MESSAGE = 64 * 1024

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from allfold_core.json_object import read_object
+from allfold_core.schema import read_object
 from allfold_core.wire.frames import FrameError
 
 MAGIC = 0xAF02

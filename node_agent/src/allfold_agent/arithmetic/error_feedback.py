@@ -9,7 +9,7 @@ import torch
 
 from allfold_agent.arithmetic.codecs import Codec
 from allfold_agent.runtime.locks import make_lock
-from allfold_agent.runtime.memory import memory_limit
+from allfold_agent.runtime.machine import memory_limit
 from allfold_core.schedules.parts import Part
 
 

@@ -12,9 +12,9 @@ from allfold_agent.compilation.task_graph import TaskGraph, build
 from allfold_core.codecs import INT8_BLOCK, Wire
 from allfold_core.operations import Fingerprint, Kind
 from allfold_core.plan import Plan
-from allfold_core.schedules.chunking import wire_chunk
 from allfold_core.schedules.compiler import compile_program
 from allfold_core.schedules.parts import Layout, Piece, exchange_layout, layout
+from allfold_core.schedules.schedule import wire_chunk
 from allfold_core.topology import LinkModel
 
 # Of an all-to-all no node knows the size that all would agree on.

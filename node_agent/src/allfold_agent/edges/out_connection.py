@@ -7,8 +7,7 @@ import struct
 from time import monotonic
 
 from allfold_agent.edges.connection import tune
-from allfold_agent.edges.outgoing import Frame
-from allfold_agent.edges.sent_files import SentFiles
+from allfold_agent.edges.outgoing import Frame, SentFiles
 from allfold_agent.runtime.tunnels import crosses_a_wire
 from allfold_core.wire.frames import ACK, RANGE_SIZE, FrameType, SharedRange
 

@@ -19,8 +19,7 @@ import xxhash
 
 from allfold_agent.edges.connection import RECONNECT_SECONDS, EdgeCounters, await_bytes
 from allfold_agent.edges.out_connection import OutConnection
-from allfold_agent.edges.outgoing import Cancellable, Frame, PayloadSource
-from allfold_agent.edges.send_queue import SendQueue
+from allfold_agent.edges.outgoing import Cancellable, Frame, PayloadSource, SendQueue
 from allfold_agent.runtime.locks import make_rlock
 from allfold_agent.runtime.threads import start_thread
 from allfold_core.errors import InvalidArgument, PeerLost

@@ -1,13 +1,71 @@
-"""Outgoing frames, and the sources of their payloads."""
+"""Outgoing frames of an edge: the sources of their payloads, and the order of these."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from allfold_agent.runtime.buffers import Buffer
 from allfold_core.wire.frames import FrameHeader, FrameType
+
+
+class SendQueue:
+    """The sources of an edge that are not finished: the urgent ones first, each kind in its order.
+
+    Frames are numbered when they are taken from their source, so what goes ahead here is ahead on
+    the wire. The edge's lock protects it.
+    """
+
+    def __init__(self) -> None:
+        self._urgent: deque[PayloadSource] = deque()
+        self._others: deque[PayloadSource] = deque()
+
+    def add(self, source: PayloadSource, *, urgent: bool) -> None:
+        """Append a source to those of its kind."""
+        (self._urgent if urgent else self._others).append(source)
+
+    def head(self) -> PayloadSource | None:
+        """Return the source that is sent next, ready or not; ``None`` without one."""
+        for sources in (self._urgent, self._others):
+            while sources and sources[0].is_finished():
+                sources.popleft()
+            if sources:
+                return sources[0]
+        return None
+
+
+# A mapping costs the receiver address space, and a new one page faults.
+SLOTS = 8
+
+
+class SentFiles:
+    """The work buffers whose files were passed on one connection, each in a slot.
+
+    A buffer that is used for op after op keeps its slot. Where there are more buffers than slots,
+    a new one takes the slot of the one that was passed first.
+    """
+
+    def __init__(self) -> None:
+        self._slots: dict[int, int] = {}
+        self._passed = 0
+
+    def slot_of(self, buffer: Buffer) -> int | None:
+        """Return the slot of a buffer; ``None`` if the receiver does not have its file."""
+        return self._slots.get(buffer.serial)
+
+    @property
+    def next_slot(self) -> int:
+        """The slot that the next file takes."""
+        return self._passed % SLOTS
+
+    def note(self, buffer: Buffer) -> None:
+        """The file of a buffer was passed: it is in :attr:`next_slot`."""
+        if self._passed >= SLOTS:
+            del self._slots[next(iter(self._slots))]  # passed first, so it has that slot
+        self._slots[buffer.serial] = self.next_slot
+        self._passed += 1
 
 
 @dataclass(slots=True)

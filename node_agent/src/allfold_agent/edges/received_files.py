@@ -11,7 +11,7 @@ from collections import deque
 
 import torch
 
-from allfold_agent.edges.sent_files import SLOTS
+from allfold_agent.edges.outgoing import SLOTS
 from allfold_core.wire.frames import FrameError, SharedRange
 
 _libc = ctypes.CDLL(None, use_errno=True)

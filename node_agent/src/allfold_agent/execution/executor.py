@@ -14,8 +14,7 @@ import torch
 
 from allfold_agent.arithmetic.operands import Operands
 from allfold_agent.compilation.task_graph import INPUTS, SENDING, Task, TaskGraph, TaskKind
-from allfold_agent.execution.receiving import Received, ReceivingOp
-from allfold_agent.execution.sending import SendingOp
+from allfold_agent.execution.transfers import Received, ReceivingOp, SendingOp
 from allfold_agent.runtime.buffers import BufferPool
 from allfold_core.errors import GpuFailed
 from allfold_core.schedules.parts import Piece

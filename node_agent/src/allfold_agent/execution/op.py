@@ -18,12 +18,11 @@ from allfold_agent.compilation.compiler import Compiled
 from allfold_agent.compilation.op_spec import OpSpec
 from allfold_agent.compilation.task_graph import chunks
 from allfold_agent.execution.executor import Executor
-from allfold_agent.execution.op_receiver import OpReceiver
+from allfold_agent.execution.op_edges import OpReceiver
 from allfold_agent.gpu.operands import GpuOperands, GpuRange, HostRange, Nowhere, Place
-from allfold_agent.runtime.buffers import Buffer
+from allfold_agent.runtime.buffers import Buffer, MappedMemory
 from allfold_agent.runtime.locks import make_lock
-from allfold_agent.runtime.mapping import MappedMemory
-from allfold_agent.runtime.workers import WorkerPool
+from allfold_agent.runtime.threads import WorkerPool
 from allfold_core.errors import AllfoldError
 from allfold_core.operations import Fingerprint
 from allfold_core.schedules.parts import Part, Piece

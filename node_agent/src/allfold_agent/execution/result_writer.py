@@ -13,7 +13,7 @@ from allfold_agent.compilation.compiler import Compiled
 from allfold_agent.execution.op import Done, Op, over_pieces
 from allfold_agent.gpu.operands import GpuOperands
 from allfold_agent.runtime.buffers import Buffer
-from allfold_agent.runtime.workers import WorkerPool
+from allfold_agent.runtime.threads import WorkerPool
 from allfold_core.errors import GpuFailed
 from allfold_core.schedules.parts import Part, Piece
 

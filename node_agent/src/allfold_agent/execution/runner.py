@@ -18,12 +18,11 @@ from allfold_agent.compilation.task_graph import Task
 from allfold_agent.edges.edges import Edges
 from allfold_agent.execution.executor import Executor, HandOut
 from allfold_agent.execution.op import INLINE_FOLD_BYTES, Arrival, Op
-from allfold_agent.execution.op_receiver import OpReceiver
-from allfold_agent.execution.op_sender import OpSender
+from allfold_agent.execution.op_edges import OpReceiver, OpSender
+from allfold_agent.gpu.gpus import Pins
 from allfold_agent.gpu.operands import GpuOperands, Nowhere
-from allfold_agent.gpu.pins import Pins
 from allfold_agent.runtime.buffers import Buffer, BufferPool
-from allfold_agent.runtime.workers import WorkerPool
+from allfold_agent.runtime.threads import WorkerPool
 from allfold_core.plan import Plan
 from allfold_core.schedules.parts import Piece
 from allfold_core.survival.records import Stamp

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from allfold_agent.gpu import kernels
-from allfold_agent.gpu.completions import Completions
+from allfold_agent.gpu.completions import Completions, FencePoller
 from allfold_agent.gpu.driver import call, load
-from allfold_agent.gpu.fence_poller import FencePoller
 from allfold_agent.gpu.kernels import Variant
 from allfold_agent.gpu.releases import Releases
 from allfold_agent.runtime.locks import make_lock

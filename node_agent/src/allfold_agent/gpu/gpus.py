@@ -3,18 +3,94 @@
 from __future__ import annotations
 
 import logging
+import mmap
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from queue import SimpleQueue
 
-from allfold_agent.gpu import kernels
+from allfold_agent.gpu import device, kernels
+from allfold_agent.gpu.completions import FencePoller
 from allfold_agent.gpu.device import Device, GpuName, RankMemory, find
 from allfold_agent.gpu.driver import CudaUnavailable
-from allfold_agent.gpu.fence_poller import FencePoller
 from allfold_agent.gpu.kernels import KernelError, Variant
-from allfold_agent.gpu.pins import Pins
-from allfold_agent.gpu.proof import begins_with
-from allfold_agent.runtime.locks import make_lock
+from allfold_agent.runtime.buffers import MappedMemory
+from allfold_agent.runtime.locks import make_lock, make_rlock
 from allfold_core.dtypes import DType
 from allfold_core.errors import GpuFailed, InvalidArgument
 from allfold_core.operations import ReduceOp
+
+
+class Pins:
+    """Page-locked memory. It stays locked as long as it is mapped, because locking takes long."""
+
+    def __init__(self) -> None:
+        # The garbage collector may release some while more is taken.
+        self._lock = make_rlock("gpu pins")
+        self._offsets: weakref.WeakKeyDictionary[MappedMemory, int] = weakref.WeakKeyDictionary()
+
+    def address(self, mapping: MappedMemory, gpu: Device) -> int:
+        """Return the address of mapped memory for GPUs."""
+        with self._lock:
+            offset = self._offsets.get(mapping)
+            if offset is None:
+                with gpu.current():
+                    offset = device.register(mapping.address, len(mapping)) - mapping.address
+                self._offsets[mapping] = offset
+                end = weakref.finalize(mapping, _release, mapping.memory, mapping.address, gpu)
+                end.atexit = False
+            return mapping.address + offset
+
+
+def _release(memory: mmap.mmap, address: int, gpu: Device) -> None:
+    gpu.releases.later(partial(_unlock, memory, address, gpu))
+
+
+def _unlock(_memory: mmap.mmap, address: int, gpu: Device) -> None:
+    """Unlock page-locked memory; the reference to it keeps it mapped until then."""
+    with gpu.current():
+        device.unregister(address)
+
+
+_PATIENCE_SECONDS = 10.0
+
+
+def begins_with(memory: RankMemory, proof: bytes, pins: Pins) -> bool:
+    """Return true if these bytes, one page at most, are at the beginning of a GPU's memory.
+
+    Raises:
+        GpuFailed: the GPU refuses to look, or does not come to it for some seconds.
+    """
+    device, page = memory.device, MappedMemory(mmap.mmap(-1, mmap.PAGESIZE))
+    with device.current():
+        device.copy(pins.address(page, device), memory.address, len(proof))
+        copied = device.mark()
+    told: SimpleQueue[Exception | None] = SimpleQueue()
+
+    def then(error: Exception | None, _used: object = (memory, page)) -> None:
+        told.put(error)
+
+    device.completions.add(copied, then, _PATIENCE_SECONDS)
+    error = told.get(timeout=2 * _PATIENCE_SECONDS)  # it comes in half of it, whatever happens
+    if isinstance(error, TimeoutError):
+        raise GpuFailed(f"{device.name.name} is busy for {_PATIENCE_SECONDS:g} s now") from error
+    if error is not None:
+        raise error
+    return page.memory[: len(proof)] == proof
+
+
+def fold_on(homes: Sequence[int], reaches: Callable[[int, int], bool]) -> int:
+    """The GPU that reaches the memory of most ranks; of equals the one of the lowest rank.
+
+    Args:
+        homes: the GPU that has the memory of each rank with memory on one, in rank order.
+        reaches: whether kernels on one GPU can use the memory of another.
+    """
+    if not homes:
+        raise ValueError("no rank has memory on a GPU")
+    reached = {home: sum(reaches(home, other) for other in homes) for home in homes}
+    return max(reached, key=reached.__getitem__)
+
 
 log = logging.getLogger(__name__)
 

@@ -15,12 +15,10 @@ from time import monotonic
 
 from allfold_agent.arithmetic.kernels import Arithmetic
 from allfold_agent.gpu.device import Device, Point, RankMemory
+from allfold_agent.gpu.gpus import Pins, fold_on
 from allfold_agent.gpu.kernels import Variant
-from allfold_agent.gpu.pins import Pins
-from allfold_agent.gpu.placement import fold_on
-from allfold_agent.runtime.buffers import Buffer, BufferPool
+from allfold_agent.runtime.buffers import Buffer, BufferPool, MappedMemory
 from allfold_agent.runtime.locks import make_lock, make_rlock
-from allfold_agent.runtime.mapping import MappedMemory
 from allfold_core.errors import GpuFailed
 from allfold_core.schedules.parts import End, Layout, Part, Piece
 

@@ -13,10 +13,8 @@ from allfold_agent.edges.members import Members, lives_of
 from allfold_agent.execution.op import RankEndpoint
 from allfold_agent.execution.result_writer import ResultWriter
 from allfold_agent.groups.agreement import Agreement
-from allfold_agent.groups.epoch import Epoch, NodeResources
-from allfold_agent.groups.epoch_table import EpochTable
+from allfold_agent.groups.epoch import Epoch, EpochTable, NodeResources
 from allfold_agent.groups.event_queue import EventQueue
-from allfold_agent.groups.failures import evicted
 from allfold_agent.groups.fetches import Fetches
 from allfold_agent.groups.group_edges import GroupEdges
 from allfold_agent.groups.lane_keeper import LaneKeeper
@@ -27,7 +25,7 @@ from allfold_agent.groups.neighbours import Neighbours, NodeChanges
 from allfold_agent.groups.op_attempts import OpAttempts
 from allfold_agent.groups.op_runs import OpRuns
 from allfold_agent.groups.op_table import OpTable
-from allfold_agent.groups.outcomes import Outcomes
+from allfold_agent.groups.outcomes import Outcomes, evicted
 from allfold_agent.groups.results import Results
 from allfold_agent.groups.term_record import record_of, with_seats
 from allfold_core.diagnosis.hindrances import Hindrances

@@ -9,8 +9,8 @@ from typing import Protocol
 
 from allfold_agent.execution.op import Op
 from allfold_agent.groups.epoch import NodeResources
-from allfold_agent.groups.failures import breakdown
-from allfold_agent.groups.result_request import ResultRequest
+from allfold_agent.groups.outcomes import breakdown
+from allfold_agent.groups.result_transfer import ResultRequest
 from allfold_agent.runtime.buffers import Buffer
 from allfold_agent.runtime.threads import start_thread
 from allfold_core.errors import AllfoldError, MismatchError, ServiceError

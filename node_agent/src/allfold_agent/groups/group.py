@@ -12,10 +12,9 @@ from typing import Any
 from allfold_agent.execution.op import Arrival, Op, RankEndpoint
 from allfold_agent.groups.agreeing_group import AgreeingGroup
 from allfold_agent.groups.epoch import Epoch, NodeResources
-from allfold_agent.groups.failures import breakdown
 from allfold_agent.groups.link_watch import LinkWatch
 from allfold_agent.groups.neighbours import Neighbours
-from allfold_agent.groups.outcomes import refuse
+from allfold_agent.groups.outcomes import breakdown, refuse
 from allfold_agent.groups.short_lane import ShortLane
 from allfold_agent.groups.standstill import Standstill, describe_round, hold_messages
 from allfold_agent.groups.watched_group import WatchedGroup
@@ -23,7 +22,7 @@ from allfold_core.errors import AllfoldError, InvalidArgument, LocalError, PeerL
 from allfold_core.incident import Incident
 from allfold_core.plan import Plan
 from allfold_core.survival import codec
-from allfold_core.survival.losses import unpacked
+from allfold_core.survival.judge import unpacked
 from allfold_core.survival.reports import Call, Doubt, Reason
 from allfold_core.verdict import refused_by
 from allfold_core.wire.local_wire import MAX_OPEN_MESSAGES, MAX_OPEN_OPS, OpMessage, P2PMessage

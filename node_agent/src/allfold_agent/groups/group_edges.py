@@ -7,13 +7,13 @@ from collections.abc import Callable, Collection
 from time import monotonic
 from typing import Protocol
 
-from allfold_agent.edges.edge_request import EdgeRequest, Lane
 from allfold_agent.edges.edges import Edges
 from allfold_agent.edges.lane_link import LaneDoor
 from allfold_agent.edges.members import Life, Members
+from allfold_agent.edges.opening import EdgeRequest, Lane
 from allfold_agent.edges.out_edge import OutEdge
 from allfold_agent.execution.op import Op
-from allfold_agent.execution.op_receiver import OpReceiver
+from allfold_agent.execution.op_edges import OpReceiver
 from allfold_agent.groups.epoch import NodeResources
 from allfold_agent.groups.op_table import OpTable
 from allfold_agent.p2p.engine import P2PEngine

@@ -14,13 +14,12 @@ from functools import partial
 from typing import Protocol
 
 from allfold_agent.edges.connection import EdgeCounters
-from allfold_agent.edges.edge_request import EdgeRequest
 from allfold_agent.edges.lane_link import LaneDoor
 from allfold_agent.edges.members import Members
+from allfold_agent.edges.opening import EdgeRequest
 from allfold_agent.execution.op import RankEndpoint
 from allfold_agent.groups.agreement import Agreement
-from allfold_agent.groups.epoch import Epoch, NodeResources
-from allfold_agent.groups.epoch_table import EpochTable
+from allfold_agent.groups.epoch import Epoch, EpochTable, NodeResources
 from allfold_agent.groups.lane_exchange import LaneExchange
 from allfold_agent.groups.lane_links import LaneLinks
 from allfold_agent.groups.lane_page import LanePage
@@ -29,7 +28,7 @@ from allfold_agent.groups.op_table import OpTable
 from allfold_agent.groups.outcomes import Outcomes
 from allfold_agent.groups.results import Results
 from allfold_agent.groups.short_lane import ShortLane
-from allfold_agent.runtime import words
+from allfold_agent.runtime import machine
 from allfold_core.errors import PeerLost, ServiceError
 from allfold_core.plan import Plan
 from allfold_core.short_lane.choice import MOST_NODES
@@ -94,7 +93,7 @@ class LaneKeeper:
         self._plan = plan
         self._members = members
         self._resources = resources
-        self._obstacle = words.why_unordered() if resources.short_lane else "it is switched off"
+        self._obstacle = machine.why_unordered() if resources.short_lane else "it is switched off"
         self._links: LaneLinks | None = None
         self._is_closing = False
         self._is_taking_over = False

@@ -9,11 +9,10 @@ from functools import partial
 from threading import Event
 
 from allfold_agent.edges.connection import EdgeCounters
-from allfold_agent.edges.edge_request import EdgeRequest, Lane
 from allfold_agent.edges.edges import DialFrom
 from allfold_agent.edges.lane_link import LaneDoor, LaneLink, OnFrame
 from allfold_agent.edges.members import Life, Members
-from allfold_agent.edges.opening import EdgeOpener
+from allfold_agent.edges.opening import EdgeOpener, EdgeRequest, Lane
 from allfold_agent.runtime.lane_thread import LaneThread
 from allfold_agent.runtime.threads import start_thread
 from allfold_core.errors import AllfoldError, PeerLost

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import torch
 
-from allfold_agent.runtime import words
+from allfold_agent.runtime import machine
+from allfold_agent.runtime.buffers import MappedMemory
 from allfold_agent.runtime.locks import make_lock
-from allfold_agent.runtime.mapping import MappedMemory
 from allfold_core.short_lane.page import (
     FINGERPRINT_BYTES,
     FIRST,
@@ -101,7 +101,7 @@ class LanePage:
         But for posts that come later, whose ranks know that.
         """
         self._words[FIRST] = NEVER
-        words.make_all_stores_visible()
+        machine.make_all_stores_visible()
 
     def hold(self, since: int, end: int) -> None:
         """Let the ranks finish the ops of a range, and wake those that wait."""
@@ -110,7 +110,7 @@ class LanePage:
         for rank in range(self.layout.ranks):
             awaited = self._words[self.layout.waiting_word(rank)]
             if 0 < awaited <= self.layout.words:
-                words.wake(self.mapping.address + (awaited - 1) * WORD)
+                machine.wake(self.mapping.address + (awaited - 1) * WORD)
 
     def note_read(self, rank: int, seq: int) -> None:
         """Tell a rank that its messages were read, up to that of an op."""
@@ -119,7 +119,7 @@ class LanePage:
         with self._fence:
             pass
         if self._words[self.layout.waiting_word(rank)] == word + 1:
-            words.wake(self.mapping.address + word * WORD)
+            machine.wake(self.mapping.address + word * WORD)
 
     # The agent's row, in a group on several nodes
 
@@ -175,7 +175,7 @@ class LanePage:
         word = layout.post_word(layout.agent, slot)
         waiting = (all_words[layout.waiting_word(rank)] for rank in range(layout.ranks))
         if any(each == word + 1 for each in waiting):
-            words.wake(self.mapping.address + word * WORD)
+            machine.wake(self.mapping.address + word * WORD)
 
     def announce_agent(self, *, blocks: bool) -> None:
         """Tell the ranks whether the agent has to be woken for a post."""

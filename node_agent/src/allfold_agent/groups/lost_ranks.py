@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 
-from allfold_agent.groups.failures import how_lost
+from allfold_agent.groups.outcomes import how_lost
 from allfold_agent.p2p.engine import P2PEngine
 from allfold_core.plan import Plan
-from allfold_core.survival.losses import unpacked
+from allfold_core.survival.judge import unpacked
 from allfold_core.survival.records import Epoch
 from allfold_core.verdict import LEFT, name_ranks
 

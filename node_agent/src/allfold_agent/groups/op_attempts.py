@@ -8,15 +8,13 @@ from functools import partial
 
 from allfold_agent.edges.edges import Edges
 from allfold_agent.execution.op import Op
-from allfold_agent.execution.op_receiver import OpReceiver
+from allfold_agent.execution.op_edges import OpReceiver
 from allfold_agent.groups.agreement import Agreement
-from allfold_agent.groups.epoch import Epoch
-from allfold_agent.groups.epoch_table import EpochTable
-from allfold_agent.groups.failures import breakdown
+from allfold_agent.groups.epoch import Epoch, EpochTable
 from allfold_agent.groups.op_runs import OpRuns
-from allfold_agent.groups.outcomes import Outcomes
+from allfold_agent.groups.outcomes import Outcomes, breakdown
 from allfold_core.errors import PeerLost, PeerRefused, PeerSentIncoherentTensor
-from allfold_core.survival.losses import packed
+from allfold_core.survival.judge import packed
 from allfold_core.survival.records import Stamp
 from allfold_core.survival.reports import Doubt, Reason
 

@@ -20,7 +20,7 @@ from allfold_agent.groups.results import Results
 from allfold_core.errors import AllfoldError
 from allfold_core.survival import records
 from allfold_core.survival.instructions import Fetch, HandOut, Refuse, Start
-from allfold_core.survival.losses import unpacked
+from allfold_core.survival.judge import unpacked
 from allfold_core.survival.records import Stamp
 
 log = logging.getLogger(__name__)

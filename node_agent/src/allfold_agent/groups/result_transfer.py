@@ -5,18 +5,46 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from time import monotonic, sleep
+from urllib.parse import quote
 
 import h11
 import xxhash
 
-from allfold_agent.groups.result_request import ResultRequest
 from allfold_agent.groups.results import Result
 from allfold_agent.http.client import ClientExchange, read_error
-from allfold_agent.http.server import HttpExchange, allow, transfer_deadline
+from allfold_agent.http.server import HttpExchange, allow, transfer_deadline, whole_number
 from allfold_agent.http.transport import Transport
 from allfold_agent.http.wire import receive_into, send_views
 from allfold_core.errors import AllfoldError, LocalError, MismatchError, PeerSentIncoherentTensor
+
+
+@dataclass(frozen=True, slots=True)
+class ResultRequest:
+    """The name of a result: the op of a group, and the packed stamp of the attempt that made it."""
+
+    group: str
+    opening: int
+    seq: int
+    stamp: int
+
+    @property
+    def target(self) -> str:
+        """The request target that :meth:`parse` reads."""
+        group = quote(self.group, safe="")
+        return f"/v1/groups/{group}/openings/{self.opening}/ops/{self.seq}/results/{self.stamp}"
+
+    @classmethod
+    def parse(cls, group: str, opening: str, seq: str, stamp: str) -> ResultRequest:
+        """The request of a target's parts; :class:`InvalidArgument` names the bad one."""
+        return cls(
+            group,
+            whole_number("opening", opening, 2**32),
+            whole_number("seq", seq, 2**63),
+            whole_number("stamp", stamp, 2**64),
+        )
+
 
 log = logging.getLogger(__name__)
 

@@ -33,7 +33,7 @@ from allfold_core.errors import (
     ServiceError,
     from_dict,
 )
-from allfold_core.json_object import read_object
+from allfold_core.schema import read_object
 from allfold_service import tls
 from allfold_service.credentials import Tokens
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import monotonic
 
-from allfold_agent.gpu.fence_poller import FencePoller
+from allfold_agent.gpu.completions import FencePoller
 from allfold_agent.groups.group import INCIDENTS_AT_ONCE
 from allfold_agent.local.rank_connection import (
     CallMessage,

@@ -11,8 +11,7 @@ from itertools import chain
 from pathlib import Path
 
 from allfold_agent.local.rank_connection import RankConnection
-from allfold_agent.runtime.acceptor import Acceptor
-from allfold_agent.runtime.reactor import READABLE, WRITABLE, Reactor
+from allfold_agent.runtime.reactor import READABLE, WRITABLE, Acceptor, Reactor
 from allfold_core.errors import InvalidArgument, ServiceError
 from allfold_core.wire.local_wire import MAX_MESSAGE
 

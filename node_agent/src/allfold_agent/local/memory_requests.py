@@ -10,7 +10,7 @@ from allfold_agent.gpu.device import RankMemory
 from allfold_agent.gpu.gpus import Gpus
 from allfold_agent.local.rank_connection import RankConnection, refuse_request
 from allfold_agent.runtime.reactor import Reactor
-from allfold_agent.runtime.workers import WorkerPool
+from allfold_agent.runtime.threads import WorkerPool
 from allfold_core.errors import AllfoldError, InvalidArgument
 from allfold_core.wire.local_wire import SEGMENT, Message, pack_json
 

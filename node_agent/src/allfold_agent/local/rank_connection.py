@@ -23,8 +23,8 @@ from allfold_agent.gpu.operands import GpuRange
 from allfold_agent.groups.epoch import Epoch
 from allfold_agent.groups.group import Group
 from allfold_agent.groups.short_lane import ShortLane
+from allfold_agent.runtime.buffers import MappedMemory
 from allfold_agent.runtime.locks import make_lock
-from allfold_agent.runtime.mapping import MappedMemory
 from allfold_core.errors import AllfoldError, InvalidArgument
 from allfold_core.wire.local_wire import (
     FENCE_WORD,

@@ -12,7 +12,7 @@ from time import monotonic
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
-from allfold_agent.gpu.fence_poller import FencePoller
+from allfold_agent.gpu.completions import FencePoller
 from allfold_agent.gpu.gpus import Gpus
 from allfold_agent.groups.epoch import Epoch
 from allfold_agent.groups.group import Group
@@ -27,7 +27,7 @@ from allfold_agent.local.rank_connection import (
 )
 from allfold_agent.local.state_transfers import StateTransfers
 from allfold_agent.runtime.reactor import Reactor
-from allfold_agent.runtime.workers import WorkerPool
+from allfold_agent.runtime.threads import WorkerPool
 from allfold_core.errors import (
     AllfoldError,
     InvalidArgument,

@@ -23,7 +23,7 @@ from allfold_agent.tensors.offers import Description, Offer, Offers
 from allfold_agent.tensors.pull import Pull
 from allfold_agent.tensors.source import Source
 from allfold_core.errors import AllfoldError, InvalidArgument, WorldChanged
-from allfold_core.json_object import read_object
+from allfold_core.schema import read_object
 from allfold_core.wire.local_wire import MAX_MESSAGE, check_timeout
 from allfold_core.wire.state_wire import (
     BLOCK_BYTES,

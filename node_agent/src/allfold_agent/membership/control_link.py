@@ -14,16 +14,14 @@ from time import monotonic
 from typing import Any, Protocol
 
 from allfold_agent.membership import control_messages as messages
-from allfold_agent.membership.control_requests import ControlRequests, Pack
-from allfold_agent.membership.control_session import Session
-from allfold_agent.membership.control_socket import dial
+from allfold_agent.membership.control_socket import ControlRequests, Pack, Session, dial
 from allfold_agent.membership.orchestrator_client import (
     Forgotten,
     OrchestratorClient,
+    Pauses,
     all_of,
     outcome,
 )
-from allfold_agent.membership.pauses import Pauses
 from allfold_agent.membership.registration import Registration
 from allfold_core.errors import AllfoldError, Evicted, OrchestratorUnreachable, ServiceError
 from allfold_core.incident import Incident

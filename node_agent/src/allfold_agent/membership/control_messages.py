@@ -11,8 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, TypeAdapter, field_validator
 
 from allfold_core.incident import Incident
-from allfold_core.json_object import read_object
-from allfold_core.schema import MESSAGE
+from allfold_core.schema import MESSAGE, read_object
 from allfold_core.survival.suspicion import Charge
 
 # The plan of the largest group that may be takes a quarter of this.

@@ -1,12 +1,17 @@
-"""The WebSocket of a control link, with one error seam: what comes out is text or an error."""
+"""The connection of a control link: its WebSocket, its due times, and requests that wait on it."""
 
 from __future__ import annotations
 
+import asyncio
 import ssl
+from collections import deque
+from collections.abc import Callable
+from itertools import count
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
+from allfold_agent.membership.control_messages import Answer
 from allfold_agent.membership.orchestrator_client import Forgotten
 from allfold_core.errors import AllfoldError, LocalError, OrchestratorUnreachable, ServiceError
 from allfold_service.credentials import Credentials
@@ -115,3 +120,128 @@ def _end_of_link(url: str, closed: ConnectionClosed) -> AllfoldError | Forgotten
     return OrchestratorUnreachable(
         f"the control link to the orchestrator at {url} has ended: {reason or closed}"
     )
+
+
+Pack = Callable[[int], str]
+"""Makes the message of a request with its number, whenever it is sent."""
+
+
+class ControlRequests:
+    """The requests that have no answer yet. They outlive a link: the next one carries them again.
+
+    So only what can be repeated is asked here.
+    """
+
+    def __init__(self) -> None:
+        self._numbers = count(1)
+        self._open: dict[int, tuple[Pack, asyncio.Future[Answer]]] = {}
+
+    def begin(self, pack: Pack) -> tuple[int, asyncio.Future[Answer]]:
+        """Return the number of a new request, and its answer to be."""
+        number, answer = next(self._numbers), asyncio.get_running_loop().create_future()
+        self._open[number] = pack, answer
+        return number, answer
+
+    def end(self, number: int) -> None:
+        """Forget a request that has its answer, or for which nobody waits any more."""
+        self._open.pop(number, None)
+
+    def messages(self) -> list[str]:
+        """Return the messages of all requests, for a new link."""
+        return [pack(number) for number, (pack, _) in self._open.items()]
+
+    def answered(self, answer: Answer) -> None:
+        """Hand an answer out."""
+        for number in answer.numbers:
+            if number in self._open and not self._open[number][1].done():
+                self._open[number][1].set_result(answer)
+
+    def fail(self, error: ServiceError) -> None:
+        """Fail all requests: there will be no link any more."""
+        for _, answer in self._open.values():
+            if not answer.done():
+                answer.set_exception(error)
+
+
+# As many unanswered BEATs as this, and the orchestrator is taken for dead or frozen.
+MOST_UNANSWERED = 3
+# Other nodes are pinged every 0.1 s: by then the age of one that lives is a fresh one.
+EXTRA_BEAT_SECONDS = 0.2
+REGISTER_SECONDS = 5.0
+
+_NEVER = float("inf")
+
+
+class Session:
+    """One connection to the orchestrator: its registrations and its BEATs.
+
+    Registering is a promise to take no term that an earlier generation of the store has announced.
+    So a term only counts if no registration waits for an answer, and if the term was announced in
+    the generation that the last answer named.
+
+    Attributes:
+        generation: of the store with which the agent has registered last, here or elsewhere.
+        number: of the last BEAT.
+        due: when there is something to do: to send a BEAT, unless :meth:`is_silent`.
+    """
+
+    def __init__(self, generation: int, beat_seconds: float) -> None:
+        self.generation = generation
+        self.number = 0
+        self._beat_seconds = beat_seconds
+        self._pending = 0
+        self._answer_due = _NEVER
+        self._beat_due = _NEVER
+        self._extra_due = _NEVER
+        self._unanswered: deque[int] = deque()
+
+    @property
+    def due(self) -> float:
+        return min(self._answer_due, self._beat_due, self._extra_due)
+
+    @property
+    def is_registered(self) -> bool:
+        """True while no registration waits for its answer."""
+        return self._pending == 0
+
+    def registers(self, now: float) -> None:
+        """Note that REGISTER is sent."""
+        self._pending += 1
+        self._answer_due = min(self._answer_due, now + REGISTER_SECONDS)
+
+    def registered(self, generation: int, now: float) -> None:
+        """Note the answer to a REGISTER; with the first one, BEATs begin."""
+        self._pending = max(0, self._pending - 1)
+        self.generation = generation
+        self._answer_due = now + REGISTER_SECONDS if self._pending else _NEVER
+        if self._beat_due == _NEVER:
+            self._beat_due = now
+
+    def takes_term_of(self, generation: int) -> bool:
+        """Return True if a term that was announced in this generation counts."""
+        return self.is_registered and generation == self.generation
+
+    def beat(self, now: float) -> int:
+        """Note that a BEAT is sent, and return its number."""
+        self.number += 1
+        if now >= self._beat_due:
+            self._beat_due = now + self._beat_seconds
+            self._unanswered.append(self.number)
+        if now >= self._extra_due:
+            self._extra_due = _NEVER
+        return self.number
+
+    def answered(self, number: int) -> None:
+        """Note the answer to a BEAT."""
+        while self._unanswered and self._unanswered[0] <= number:
+            self._unanswered.popleft()
+
+    def wants_extra_beat(self, now: float) -> None:
+        """Have a BEAT sent as soon as another node had the time to answer a ping."""
+        self._extra_due = min(self._extra_due, now + EXTRA_BEAT_SECONDS)
+
+    def is_silent(self, now: float) -> bool:
+        """Return True if the orchestrator owes answers for too long."""
+        return now >= self._answer_due or (
+            now >= self._beat_due and len(self._unanswered) >= MOST_UNANSWERED
+        )

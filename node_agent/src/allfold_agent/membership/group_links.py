@@ -11,12 +11,11 @@ from time import monotonic
 from allfold_agent.groups.agreeing_group import AgreeingGroup
 from allfold_agent.groups.group import Group
 from allfold_agent.groups.registry import Registry
-from allfold_agent.membership.early_notices import EarlyNotices
+from allfold_agent.membership.group_terms import EarlyNotices
 from allfold_agent.membership.link import LinkListener
 from allfold_agent.membership.links import PeerLinks
 from allfold_core.survival import codec
-from allfold_core.survival.overdue import Awaited
-from allfold_core.survival.suspicion import Observation
+from allfold_core.survival.suspicion import Awaited, Observation
 from allfold_core.topology import Member
 from allfold_core.wire.frames import FrameError
 from allfold_core.wire.peer_link import Floor, GroupMessage, LinkMessageType, Progress

@@ -18,16 +18,15 @@ from itertools import count
 from time import monotonic
 from typing import Any, NamedTuple, TypeVar
 
-from allfold_agent.membership.link_connection import LinkConnection
+from allfold_agent.membership.link_connection import LinkConnection, Pings
 from allfold_agent.membership.link_dialling import (
     Dialled,
     Handover,
+    LinkRequest,
     Redial,
     Refusal,
     refusal_of,
 )
-from allfold_agent.membership.link_request import LinkRequest
-from allfold_agent.membership.pings import Pings
 from allfold_agent.runtime.reactor import Reactor
 from allfold_core.errors import AllfoldError, ServiceError
 from allfold_core.wire.peer_link import Chosen, Floor, GroupMessage, Hello, Progress

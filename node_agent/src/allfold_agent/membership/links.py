@@ -13,8 +13,7 @@ from time import monotonic
 
 from allfold_agent.membership.link import Dial, LinkContext, LinkListener, PeerLink
 from allfold_agent.membership.link_connection import LinkConnection
-from allfold_agent.membership.link_dialling import Handover
-from allfold_agent.membership.link_request import LinkRequest
+from allfold_agent.membership.link_dialling import Handover, LinkRequest
 from allfold_agent.runtime.reactor import Reactor
 from allfold_core.survival.suspicion import (
     LONGEST_PATIENCE_SECONDS,

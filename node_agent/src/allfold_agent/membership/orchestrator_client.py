@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -12,6 +13,26 @@ from pydantic import BaseModel, ValidationError
 from allfold_core.errors import AllfoldError, OrchestratorUnreachable, ServiceError, from_dict
 from allfold_core.schema import MESSAGE, UnknownSchema
 from allfold_service.credentials import Credentials
+
+_FIRST_PAUSE = 0.05
+_LONGEST_PAUSE = 1.0
+
+
+class Pauses:
+    """The seconds until the next try: longer and longer, and random, so that agents spread."""
+
+    def __init__(self) -> None:
+        self._next = _FIRST_PAUSE
+
+    def reset(self) -> None:
+        """Begin again with the shortest one."""
+        self._next = _FIRST_PAUSE
+
+    def draw(self) -> float:
+        """Return the next one."""
+        longest, self._next = self._next, min(2 * self._next, _LONGEST_PAUSE)
+        return random.uniform(longest / 2, longest)
+
 
 _CONNECT_SECONDS = 3.0
 

@@ -14,8 +14,12 @@ from pydantic import BaseModel, Field, ValidationError
 
 from allfold_agent.membership import control_messages as messages
 from allfold_agent.membership.control_link import ControlLink
-from allfold_agent.membership.orchestrator_client import Forgotten, OrchestratorClient, parsed
-from allfold_agent.membership.pauses import Pauses
+from allfold_agent.membership.orchestrator_client import (
+    Forgotten,
+    OrchestratorClient,
+    Pauses,
+    parsed,
+)
 from allfold_agent.membership.registration import Registration
 from allfold_core import group_options
 from allfold_core.errors import (

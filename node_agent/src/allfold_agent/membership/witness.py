@@ -15,8 +15,14 @@ from typing import NamedTuple, Protocol
 
 from allfold_agent.membership.links import PING_SECONDS, PeerLinks
 from allfold_agent.runtime.reactor import Reactor
-from allfold_core.survival.overdue import Awaited, OverdueRounds
-from allfold_core.survival.suspicion import Action, Charge, Observation, Suspicion
+from allfold_core.survival.suspicion import (
+    Action,
+    Awaited,
+    Charge,
+    Observation,
+    OverdueRounds,
+    Suspicion,
+)
 
 log = logging.getLogger(__name__)
 

@@ -1,18 +1,89 @@
-"""Slow and lossy links: the connections over which this node sends to others of a group."""
+"""Slow and lossy links, from the kernel's counters (``TCP_INFO``, Linux ``uapi/linux/tcp.h``)."""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Mapping
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from time import monotonic
 from typing import Any
 
 from allfold_agent.groups.group import Group
 from allfold_agent.observation.incidents import Incidents
-from allfold_agent.observation.tcp import sample, sending
+from allfold_agent.runtime.locks import make_lock
 from allfold_agent.runtime.tunnels import crosses_a_wire
-from allfold_core.diagnosis.links import LinkTrouble, LinkWatch, worst
+from allfold_core.diagnosis.links import LinkSample, LinkTrouble, LinkWatch, worst
 from allfold_core.incident import Cause, Effect, Incident, link_culprit
 from allfold_core.wire.peer_link import LinkMessageType
+
+_MICROSECOND = 1e-6
+_APP_LIMITED = 0x01  # of the byte at offset 7
+_BYTES = 192
+# total_retrans; data_segs_out; rtt and min_rtt in us; delivery_rate; and the times in us for which
+# there was data to be sent, limited by the receiver's window, and by our own buffer
+_FLAGS = struct.Struct("=B")
+_U32 = struct.Struct("=I")
+_U64 = struct.Struct("=Q")
+
+
+def sending(group: Group) -> Iterator[tuple[str, socket.socket]]:
+    """Yield the open connections on which a group sends, each with the node at its other end."""
+    for edges in (group.edges, group.p2p.edges, group.lanes):
+        yield from edges.sending()
+
+
+def sample(connected: socket.socket) -> LinkSample | None:
+    """Return the counters of a connection; ``None`` where the kernel has none, or it is closed."""
+    try:
+        info = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES)
+    except OSError:
+        return None
+    if len(info) < _BYTES:
+        return None
+
+    def word(at: int) -> int:
+        value: int = _U32.unpack_from(info, at)[0]
+        return value
+
+    def long(at: int) -> int:
+        value: int = _U64.unpack_from(info, at)[0]
+        return value
+
+    shortest = word(148)
+    return LinkSample(
+        at=monotonic(),
+        busy=long(168) * _MICROSECOND,
+        hindered=(long(176) + long(184)) * _MICROSECOND,
+        segments=word(156),
+        lost=word(100),
+        rate=float(long(160)),
+        is_bound=bool(_FLAGS.unpack_from(info, 7)[0] & _APP_LIMITED),
+        round_trip=word(68) * _MICROSECOND,
+        # all ones until there was one
+        shortest=0.0 if shortest == 0xFFFFFFFF else shortest * _MICROSECOND,
+    )
+
+
+class Retransmits:
+    """Counts the segments that were sent again, also over connections that are closed by now.
+
+    What a connection has sent again between the last count and its end is not known.
+    """
+
+    def __init__(self) -> None:
+        self._lock = make_lock("retransmits")
+        self._total = 0
+        self._counted: dict[socket.socket, int] = {}
+
+    def count(self, connections: Iterable[socket.socket]) -> int:
+        """Return the total, once the open connections are looked at; one caller at a time."""
+        with self._lock:
+            taken = {each: sample(each) for each in connections}
+            before = self._counted
+            self._counted = {each: now.lost for each, now in taken.items() if now is not None}
+            self._total += sum(n - before.get(each, 0) for each, n in self._counted.items())
+            return self._total
+
 
 _NEWS_SECONDS = 1.0
 

@@ -9,10 +9,30 @@ from typing import Any
 
 from allfold_agent.groups.epoch import Epoch
 from allfold_agent.groups.group import Group
-from allfold_agent.observation.waits import Wait
 from allfold_agent.p2p.messages import PendingCall
 from allfold_core.mailbox import ANY_SOURCE
 from allfold_core.wire.peer_link import LinkMessageType
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A call that waits because a rank has not made the call that belongs to it.
+
+    Attributes:
+        subject: what waits, for people.
+        since: when that was called first (monotonic).
+        seq: the op; ``None`` for a message.
+        patience: for how many seconds it may wait before a rank whose process runs is late.
+        waits_itself: the rank has called something else that is not done, so it is late only if its
+            process does not wait for that.
+    """
+
+    subject: str
+    since: float
+    seq: int | None = None
+    patience: float = 0.0
+    waits_itself: bool = False
+
 
 # From here on the node of the rank that is waited for is told.
 _TELL_SECONDS = 0.25

@@ -8,12 +8,11 @@ from time import monotonic
 from typing import Any
 
 from allfold_agent.groups.group import Group
-from allfold_agent.groups.waiting import WaitingOp, waiting_ops
+from allfold_agent.groups.standstill import WaitingOp, waiting_ops
 from allfold_agent.observation.incidents import Incidents
-from allfold_agent.observation.message_waits import MessageWaits
+from allfold_agent.observation.message_waits import MessageWaits, Wait
 from allfold_agent.observation.processes import look_at, stacks_of
 from allfold_agent.observation.samples import GroupSampler
-from allfold_agent.observation.waits import Wait
 from allfold_core.diagnosis.processes import Finding, ProcessLook, explain, lock_holder
 from allfold_core.incident import Cause, Effect, Incident, rank_culprit
 from allfold_core.wire.peer_link import LinkMessageType

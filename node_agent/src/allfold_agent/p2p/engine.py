@@ -12,29 +12,27 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from allfold_agent.edges.edge_request import Lane
 from allfold_agent.edges.edges import DialFrom, Edges
 from allfold_agent.edges.in_edge import InEdge
 from allfold_agent.edges.members import Life, Members
+from allfold_agent.edges.opening import Lane
 from allfold_agent.edges.out_edge import OutEdge
 from allfold_agent.execution.op import RankEndpoint
-from allfold_agent.p2p import refusals
-from allfold_agent.p2p.checks import checked_call
-from allfold_agent.p2p.gone_seats import GoneSeats
-from allfold_agent.p2p.inbox import Inbox
-from allfold_agent.p2p.matching import MessageMatching
+from allfold_agent.p2p import messages
+from allfold_agent.p2p.matching import Inbox, MessageMatching
 from allfold_agent.p2p.messages import (
     MessageSender,
     PendingCall,
     Transfer,
+    checked_call,
     error_frame,
     send_outcome,
 )
 from allfold_agent.p2p.outbox import ANSWER_SECONDS, Outbox
-from allfold_agent.p2p.seats import Seats
+from allfold_agent.p2p.seats import GoneSeats, Seats
 from allfold_agent.runtime.buffers import BufferPool
 from allfold_agent.runtime.reactor import Reactor
-from allfold_agent.runtime.workers import WorkerPool
+from allfold_agent.runtime.threads import WorkerPool
 from allfold_core.errors import (
     AllfoldError,
     InvalidArgument,
@@ -258,7 +256,7 @@ class P2PEngine(MessageMatching):
                 self._wait_on(call, now)
             self._give_up(
                 {
-                    call: self._gone.error_of(call) or refusals.overdue(self._group, call, hindered)
+                    call: self._gone.error_of(call) or messages.overdue(self._group, call, hindered)
                     for call in overdue
                     if call not in unanswered
                 }
@@ -266,7 +264,7 @@ class P2PEngine(MessageMatching):
 
     def _wait_on(self, call: PendingCall, now: float) -> None:
         """Wait for the answer that decides: it comes, or the group goes on without its node."""
-        log.warning("%s", refusals.unanswered(self._group, call, ANSWER_SECONDS))
+        log.warning("%s", messages.unanswered(self._group, call, ANSWER_SECONDS))
         self._outbox.wait_on(call, now)
 
     def _is_in_doubt(self, call: PendingCall) -> bool:

@@ -8,8 +8,7 @@ from collections.abc import Callable
 import torch
 
 from allfold_agent.edges.out_edge import INLINE_MESSAGE_BYTES
-from allfold_agent.p2p import refusals
-from allfold_agent.p2p.inbox import Inbox
+from allfold_agent.p2p import messages
 from allfold_agent.p2p.messages import (
     MessageSender,
     PendingCall,
@@ -19,10 +18,67 @@ from allfold_agent.p2p.messages import (
 )
 from allfold_agent.p2p.sink import IncomingMessages
 from allfold_agent.runtime.buffers import BufferPool
-from allfold_agent.runtime.workers import WorkerPool
+from allfold_agent.runtime.threads import WorkerPool
 from allfold_core.errors import AllfoldError
-from allfold_core.mailbox import Wanted
+from allfold_core.mailbox import Mailbox, Wanted
 from allfold_core.wire.frames import FrameType
+
+# What is kept of messages that nobody has received yet; beyond it their content is asked for again.
+KEPT_BYTES = 16 << 20
+
+
+class Inbox:
+    """A mailbox that keeps the contents of messages within :data:`KEPT_BYTES`.
+
+    Its owner's lock protects it.
+
+    Attributes:
+        kept_bytes: of the contents that are kept.
+    """
+
+    def __init__(self) -> None:
+        self._mailbox: Mailbox[Transfer, PendingCall] = Mailbox()
+        self.kept_bytes = 0
+
+    def arrive(self, transfer: Transfer) -> PendingCall | None:
+        """Return the receive that takes a message, or ``None``, and the message is kept."""
+        receive = self._mailbox.arrive(transfer.envelope, transfer)
+        if receive is None and transfer.content is not None:
+            self._keep(transfer, transfer.content)
+        return receive
+
+    def receive(self, wanted: Wanted, call: PendingCall) -> Transfer | None:
+        """Return the message that a receive takes, or ``None``, and the receive waits."""
+        transfer = self._mailbox.receive(wanted, call)
+        if transfer is not None:
+            self._unkeep(transfer)
+        return transfer
+
+    def withdraw_if(self, is_withdrawn: Callable[[Transfer], bool]) -> list[Transfer]:
+        """Forget messages that nobody has received; returns them."""
+        withdrawn = self._mailbox.withdraw_if(is_withdrawn)
+        for transfer in withdrawn:
+            self._unkeep(transfer)
+        return withdrawn
+
+    def cancel_if(self, is_cancelled: Callable[[PendingCall], bool]) -> list[PendingCall]:
+        """Forget receives that wait; returns them."""
+        return self._mailbox.cancel_if(is_cancelled)
+
+    def sort_receives(self, target: int) -> None:
+        """Put the receives of a rank in the order of their calls, after one has come back."""
+        self._mailbox.sort_receives(target, lambda call: call.began)
+
+    def _keep(self, transfer: Transfer, content: memoryview) -> None:
+        """Copy the content where it fits: the memory of its frame goes back."""
+        fits = self.kept_bytes + len(content) <= KEPT_BYTES
+        transfer.content = memoryview(bytearray(content)) if fits else None
+        if fits:
+            self.kept_bytes += len(content)
+
+    def _unkeep(self, transfer: Transfer) -> None:
+        if transfer.content is not None:
+            self.kept_bytes -= len(transfer.content)
 
 
 class MessageMatching(IncomingMessages):
@@ -76,7 +132,7 @@ class MessageMatching(IncomingMessages):
         envelope = transfer.envelope
         transfer.receive = receive
         if not receive.fits(envelope):
-            self._reject(transfer, refusals.mismatch(self._group, envelope, receive))
+            self._reject(transfer, messages.mismatch(self._group, envelope, receive))
         elif transfer.send is not None:
             self._copy(transfer.send, receive)
         elif transfer.content is not None:

@@ -1,10 +1,11 @@
-"""The parts of point-to-point messages on a node: calls, transfers and their frames."""
+"""The parts of point-to-point messages: calls and their checks, transfers, frames, errors."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any
 
 import torch
@@ -13,10 +14,11 @@ from allfold_agent.edges.outgoing import Payload
 from allfold_agent.execution.op import RankEndpoint
 from allfold_agent.runtime.buffers import Buffer
 from allfold_core.dtypes import DType
-from allfold_core.errors import AllfoldError
+from allfold_core.errors import AllfoldError, InvalidArgument, MismatchError, PeerLost, PeerMissing
 from allfold_core.mailbox import ANY_SOURCE, Envelope, describe_tensor
+from allfold_core.verdict import LEFT, numbering
 from allfold_core.wire.frames import UNKNOWN_BEHIND, FrameHeader, FrameType
-from allfold_core.wire.local_wire import Message, Outcome, P2PMessage
+from allfold_core.wire.local_wire import Message, Outcome, P2PMessage, check_timeout
 
 PARCEL_BYTES = 512 * 1024
 
@@ -225,3 +227,102 @@ def send_outcome(
 
 def _nothing() -> None:
     """Do nothing when a frame of a message has been written."""
+
+
+def checked_call(
+    group: str,
+    seat: int,
+    connection: RankEndpoint,
+    number: int,
+    message: P2PMessage,
+    seats: Sequence[int],
+) -> PendingCall:
+    """Return the call of a rank that sends or receives.
+
+    Args:
+        group: its name.
+        seat: the seat number of the rank.
+        connection: to the rank, which has the memory.
+        number: the group's, on that connection.
+        message: has the number of the peer as the rank knows it.
+        seats: the seat numbers of all ranks that it knows.
+
+    Raises:
+        ValueError: the message cannot be; mostly an :class:`InvalidArgument`.
+    """
+    check_timeout(message.timeout)
+    peer, world = message.peer, len(seats)
+    dtype = DType.from_code(message.dtype)
+    anyone = peer == ANY_SOURCE and message.kind is Message.RECV
+    if not anyone and not 0 <= peer < world:
+        raise InvalidArgument(f"rank {peer} is not one of group '{group}': its {numbering(world)}")
+    if not anyone:
+        message = message._replace(peer=seats[peer])
+    if message.peer == seat:
+        raise InvalidArgument(f"rank {peer} cannot exchange a message with itself")
+    if message.nbytes % dtype.itemsize:
+        raise InvalidArgument(
+            f"{message.nbytes} bytes are no whole number of {dtype.label} elements"
+        )
+    memory = connection.memory(message.memory, message.nbytes)
+    return PendingCall(seat, connection, number, message, memory, monotonic(), seats)
+
+
+def mismatch(group: str, envelope: Envelope, receive: PendingCall) -> MismatchError:
+    """Return the error of a message that does not fit the receive that takes it."""
+    return MismatchError(
+        f"in group '{group}' rank {envelope.source} sends rank {envelope.target} "
+        f"a {envelope.describe_tensor()} with tag {envelope.tag}, but the receive that takes "
+        f"it is {receive.describe()}. Nothing was moved and the group is usable; make both "
+        "agree.",
+        group=group,
+        ranks=[envelope.source, envelope.target],
+    )
+
+
+def overdue(group: str, call: PendingCall, hindered: Mapping[int, str]) -> PeerMissing:
+    """Return the error of a call whose deadline has passed.
+
+    Args:
+        hindered: by rank, what is known of those that keep others waiting: a phrase.
+    """
+    message = call.message
+    why = f"; {hindered[message.peer]}" if message.peer in hindered else ""
+    if call.is_send:
+        what = f"rank {message.peer} has not received it"
+    else:
+        peer = "no rank" if message.peer == ANY_SOURCE else f"rank {message.peer}"
+        what = f"{peer} has {'' if message.peer == ANY_SOURCE else 'not '}sent it"
+    return PeerMissing(
+        f"{call.describe()} of rank {call.rank} in group '{group}' timed out after its timeout of "
+        f"{message.timeout:g} s: {what}{why} (a message is received by a recv with the same tag, "
+        "and the dtype and size are compared then)",
+        group=group,
+        missing_ranks=[] if message.peer == ANY_SOURCE else [message.peer],
+        timeout=message.timeout,
+    )
+
+
+def unanswered(group: str, call: PendingCall, seconds: float) -> str:
+    """Describe a withdrawn send that its receiver may have received."""
+    return (
+        f"{call.describe()} of rank {call.rank} in group '{group}' was withdrawn, and rank "
+        f"{call.message.peer} has not said for {seconds:g} s whether it has received it; without "
+        "its word, or the loss of its node, the send has no outcome"
+    )
+
+
+def peer_left(
+    group: str, call: PendingCall, ranks: Collection[int], how: Mapping[int, str]
+) -> PeerLost:
+    """Return the error of a call whose every possible peer has left the group.
+
+    Args:
+        how: of each rank that has left, a phrase to follow its name.
+    """
+    peer = call.message.peer
+    who = f"every other rank {LEFT}" if peer == ANY_SOURCE else f"rank {peer} {how.get(peer)}"
+    return PeerLost(
+        f"{call.describe()} of rank {call.rank} in group '{group}' can never be done: {who}",
+        ranks=sorted(ranks),
+    )

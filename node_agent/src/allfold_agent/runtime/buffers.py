@@ -12,10 +12,31 @@ from collections.abc import Callable
 from itertools import count
 from time import monotonic
 
+import numpy as np
 import torch
 
 from allfold_agent.runtime.locks import make_lock
-from allfold_agent.runtime.mapping import MappedMemory
+
+
+class MappedMemory:
+    """Mapped memory of this process.
+
+    What has to happen before it is unmapped is a finalizer of this object that keeps ``memory``: by
+    the time that finalizers of an ``mmap`` run, something else may have got the address.
+
+    Attributes:
+        address: where it begins.
+    """
+
+    __slots__ = ("__weakref__", "address", "memory")
+
+    def __init__(self, memory: mmap.mmap) -> None:
+        self.memory = memory
+        self.address = int(np.frombuffer(memory, np.uint8).ctypes.data)
+
+    def __len__(self) -> int:
+        return len(self.memory)
+
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,7 @@ from typing import NoReturn
 from allfold_agent.http.client import ClientExchange, ResponseHead, read_error
 from allfold_agent.http.transport import Transport, shut_down
 from allfold_agent.http.wire import Headers, receive_into, send_views
-from allfold_agent.tensors.offers import LONGEST_WAIT, Description
-from allfold_agent.tensors.span import check_id, digest_header
+from allfold_agent.tensors.offers import LONGEST_WAIT, Description, check_id, digest_header
 from allfold_core.errors import PeerLost, PeerSentIncoherentTensor
 
 # A source that pauses for so long inside an answer is given up for this block.

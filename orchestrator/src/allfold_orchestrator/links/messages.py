@@ -8,8 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 
-from allfold_core.json_object import read_object
-from allfold_core.schema import MESSAGE
+from allfold_core.schema import MESSAGE, read_object
 from allfold_orchestrator.membership.group_state import Life
 from allfold_orchestrator.membership.term_record import Registration, TermRecord
 from allfold_orchestrator.wire import (

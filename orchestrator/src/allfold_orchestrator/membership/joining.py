@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from allfold_core.errors import AllfoldError, GroupFull, RegisterParamsMismatch, ServiceError
-from allfold_core.releases import work_together
+from allfold_core.schema import work_together
 from allfold_core.survival.records import Seat
 from allfold_core.verdict import counted
 from allfold_orchestrator.membership.group_state import (

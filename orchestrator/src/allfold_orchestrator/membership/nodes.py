@@ -9,6 +9,30 @@ from typing import Any
 from allfold_core.errors import AllfoldError, Evicted, MultipleRegister
 from allfold_orchestrator.membership.group_state import NodeInfo
 
+_SHOWN = 2
+_REMEMBERED = 16
+
+
+class RecentNodes:
+    """The data addresses of the nodes that registered last."""
+
+    def __init__(self) -> None:
+        self._addresses: dict[str, str] = {}  # by node, the newest last
+
+    def add(self, node: str, address: str) -> list[str]:
+        """Note a node; return the addresses of some that registered just before it."""
+        self._addresses.pop(node, None)
+        others = [each for each in self._addresses.values() if each != address]
+        self._addresses[node] = address
+        if len(self._addresses) > _REMEMBERED:
+            del self._addresses[next(iter(self._addresses))]
+        return others[-_SHOWN:]
+
+    def remove(self, node: str) -> None:
+        """Forget a node, whose life is over."""
+        self._addresses.pop(node, None)
+
+
 LEASE_ENDED = "was silent for longer than its lease"
 ABANDONED = "was not heard for long, as all nodes of its groups"
 SIGNED_OFF = "signed off"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import log2
 
 from allfold_core.plan import Plan
-from allfold_core.schedules.placement import ring_order, tree_order
+from allfold_core.schedules.schedule import ring_order, tree_order
 from allfold_core.topology import LinkModel, Member
 from allfold_orchestrator.membership.group_state import (
     Formation,

@@ -13,7 +13,7 @@ from typing import TypeVar
 import httpx
 
 from allfold_core.agent_answers import STATUS, Flight, History, Question, Status, flight, history
-from allfold_core.json_object import OtherForm, read_object
+from allfold_core.schema import OtherForm, read_object
 from allfold_service.credentials import Credentials
 
 log = logging.getLogger(__name__)

@@ -9,8 +9,7 @@ from typing import Any
 from allfold_orchestrator.membership.term_record import StoreLife
 from allfold_orchestrator.membership.terms import outgrow, store_life
 from allfold_orchestrator.store import keys, schemas
-from allfold_orchestrator.store.conflicts import until_undisputed
-from allfold_orchestrator.store.failures import store_errors
+from allfold_orchestrator.store.failures import store_errors, until_undisputed
 from allfold_orchestrator.store.redis_client import Client
 
 _NO_LIFE = StoreLife(0, "")

@@ -1,4 +1,4 @@
-"""The sink that an op is to an edge: what it gets from one node, in the order of its schedule."""
+"""An op as an edge sees it: the sink of what comes from a node, the source of what goes there."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from time import monotonic
 import torch
 
 from allfold_agent.compilation.task_graph import Task, TaskKind
+from allfold_agent.edges.outgoing import Payload
 from allfold_agent.execution.executor import Executor
-from allfold_agent.execution.receiving import SliceLanding
+from allfold_agent.execution.transfers import SliceLanding
 from allfold_core.errors import PeerSentIncoherentTensor
 from allfold_core.wire.frames import FrameHeader, FrameType
 
@@ -86,3 +87,63 @@ class OpReceiver:
 
     def all_received(self) -> bool:
         return self._next == len(self._order)
+
+
+class OpSender:
+    """An op's part of the edge to one node.
+
+    Args:
+        destination: the index of the node.
+        stamp: of the attempt that the executor runs.
+        fingerprint: what the other node compares with that of its own ranks.
+    """
+
+    def __init__(
+        self, executor: Executor, destination: int, seq: int, stamp: int, fingerprint: int
+    ) -> None:
+        self.seq = seq
+        self.stamp = stamp
+        self.fingerprint = fingerprint
+        self._executor = executor
+        self._destination = destination
+
+    @property
+    def behind(self) -> int:
+        return self.seq - self._executor.floor
+
+    def is_finished(self) -> bool:
+        return self._executor.all_sent(self._destination)
+
+    def is_ready(self) -> bool:
+        return self._executor.send_is_ready(self._destination)
+
+    def next_size(self) -> int:
+        task = self._executor.next_send(self._destination)
+        return 0 if task is None else self._executor.nbytes(task)
+
+    def next_is_shared(self) -> bool:
+        task = self._executor.next_send(self._destination)
+        return task is not None and self._executor.is_shared(task)
+
+    def take(self) -> Payload | None:
+        executor = self._executor
+        taken = executor.take_send(self._destination)
+        if taken is None:
+            return None
+        task, memory = taken
+        signal = task.kind is TaskKind.SIGNAL
+
+        def payload() -> memoryview | bytes:
+            if signal:
+                return b""
+            return executor.payload(task, memory)
+
+        return Payload(
+            FrameType.SIGNAL if signal else FrameType.DATA,
+            task.start,
+            payload,
+            lambda: executor.complete(task),
+            memory,
+            executor.place(task),
+            executor.is_shared(task),
+        )
