@@ -10,14 +10,16 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import inspect
 import re
 import struct
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from allfold_agent.runtime.locks import ORDER
+from allfold_control import messages
 from allfold_core import operations
 from allfold_core.codecs import Wire
 from allfold_core.dtypes import DType
@@ -214,9 +216,23 @@ def locks() -> str:
     return "\n".join(lines) + "\n"
 
 
+def said_on_control_links(union: Any) -> str:
+    """The messages of one direction: their types, their docstrings and their fields."""
+    lines = []
+    for model in get_args(union):
+        about = markdown((inspect.getdoc(model) or "").split("\n\nAttributes")[0]).replace("  ", " ")
+        fields = [f"`{name}`" for name in model.model_fields if name != "type"]
+        kinds = get_args(model.model_fields["type"].annotation)
+        lines.append([", ".join(f"`{kind}`" for kind in kinds), about, ", ".join(fields)])
+    return table(["type", "what it says", "fields"], lines)
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
     "locks": locks,
     "rooms of the services": lambda: rooms("allfold_service"),
+    "rooms of the control messages": lambda: rooms("allfold_control"),
+    "what an agent says": lambda: said_on_control_links(messages.Up),
+    "what the orchestrator says": lambda: said_on_control_links(messages.Down),
     "rooms of the core": lambda: rooms("allfold_core"),
     "rooms of the agent": lambda: rooms("allfold_agent"),
     "rooms of the orchestrator": lambda: rooms("allfold_orchestrator"),

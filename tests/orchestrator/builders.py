@@ -8,6 +8,7 @@ from typing import Any
 
 from allfold_core.errors import AllfoldError
 from allfold_core.group_options import GroupOptions, Joins, OnLoss
+from allfold_core.survival.term_record import StoreLife
 from allfold_orchestrator.membership.group_state import (
     Event,
     GroupParams,
@@ -22,7 +23,6 @@ from allfold_orchestrator.membership.group_state import (
     Rejected,
 )
 from allfold_orchestrator.membership.membership import step
-from allfold_orchestrator.membership.term_record import StoreLife
 
 GROUP = "train"
 

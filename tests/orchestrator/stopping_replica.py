@@ -12,9 +12,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from allfold_control import messages
 from allfold_orchestrator.__main__ import main
-from allfold_orchestrator.links import messages
-from allfold_orchestrator.membership.term_record import TermRecord
 from allfold_orchestrator.service import Orchestrator
 from allfold_orchestrator.store.node_store import NodeStore
 
@@ -40,14 +39,16 @@ def _has_lives(_: object, lives: Any, *__: object) -> bool:
     return bool(lives)
 
 
-def _is_later_term(_: int, __: str, record: TermRecord) -> bool:
-    return record.term.number > record.epoch
+def _is_later_term(message: messages.Down) -> bool:
+    if not isinstance(message, messages.TermAnnounced):
+        return False
+    return message.record.term.number > message.record.epoch
 
 
 STEPS: dict[str, tuple[Any, str, Callable[..., bool]]] = {
     "it is evicted in the store": (NodeStore, "evict", _is_judged),
     "its groups get a term": (Orchestrator, "clear_up", _has_lives),
-    "the term is announced": (messages, "term", _is_later_term),
+    "the term is announced": (messages, "dump", _is_later_term),
 }
 
 if __name__ == "__main__":

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 
 from allfold_core.errors import ServiceError
+from allfold_core.survival.term_record import Registration, TermRecord
 from allfold_orchestrator.membership.group_state import AgentRegisters, Leave, Reason, Seated
 from allfold_orchestrator.membership.reports import term_record
-from allfold_orchestrator.membership.term_record import Registration, TermRecord
 from allfold_orchestrator.store import keys
 from allfold_orchestrator.sweeper import LOOK_AGAIN_SECONDS, WANTED_SECONDS, Grace
 from tests.orchestrator.builders import GROUP

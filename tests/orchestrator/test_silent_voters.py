@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from allfold_core.survival.term_record import Registration
 from allfold_orchestrator import sweeper
 from allfold_orchestrator.membership.group_state import (
     AgentRegisters,
@@ -12,7 +13,6 @@ from allfold_orchestrator.membership.group_state import (
     Reason,
 )
 from allfold_orchestrator.membership.reports import term_record
-from allfold_orchestrator.membership.term_record import Registration
 from allfold_orchestrator.store import keys
 from allfold_orchestrator.sweeper import (
     ABANDONED_SECONDS,

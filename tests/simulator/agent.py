@@ -19,6 +19,7 @@ from allfold_agent.membership.group_terms import EarlyNotices, GroupTerms
 from allfold_agent.membership.registration import Identity, Registration
 from allfold_agent.membership.seats import Entry, Seats
 from allfold_agent.membership.witness import Witness
+from allfold_control.messages import Progress
 from allfold_core.errors import AllfoldError, LocalError
 from allfold_core.survival.instructions import Fetch
 from allfold_core.survival.records import Stamp
@@ -298,9 +299,9 @@ class _Listener:
         self._agent.terms.registered(generation, out)
         self._agent.witness.again()
 
-    def progress(self) -> list[dict[str, Any]]:
+    def progress(self) -> list[Progress]:
         return [
-            {"group": group.name, "epoch": group.opening, "last_seq": 0, "in_flight": 0}
+            Progress(group=group.name, epoch=group.opening, last_seq=0, in_flight=0)
             for group in self._agent.groups
         ]
 

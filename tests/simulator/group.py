@@ -26,7 +26,7 @@ from allfold_core.diagnosis.hindrances import Hindrances
 from allfold_core.errors import PeerLost
 from allfold_core.operations import Kind
 from allfold_core.plan import Plan
-from allfold_core.survival import codec, records
+from allfold_core.survival import records
 from allfold_core.survival.instructions import (
     Fetch,
     HandOut,
@@ -38,6 +38,7 @@ from allfold_core.survival.plans import first_epoch, first_record
 from allfold_core.survival.policy import GroupPolicy
 from allfold_core.survival.records import NO_EPOCH, Stamp
 from allfold_core.survival.reports import Call, Doubt, OpState, Reason
+from allfold_core.survival.term_record import TermRecord
 
 if TYPE_CHECKING:
     from tests.simulator.agent import Agent
@@ -79,7 +80,7 @@ class SimulatedGroup(AgreeingGroup):
         seats: those that the node has known, by its number and theirs.
     """
 
-    def __init__(self, agent: Agent, plan: Plan, joins: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, agent: Agent, plan: Plan, joins: TermRecord | None = None) -> None:
         # As the real one does, but for what moves data.
         self.name, self.opening, self.plan, self.node = plan.group, plan.epoch, plan, agent.node
         self._agent = agent
@@ -93,7 +94,7 @@ class SimulatedGroup(AgreeingGroup):
         self.record = first_record(plan) if joins is None else joins
         self._resources = cast(Any, SimpleNamespace(reactor=agent.reactor))
         self._neighbours = cast(Any, agent)
-        term = codec.term_of_record(self.record)
+        term = self.record.term
         self.lost_before = frozenset(term.lost)
         first = NO_EPOCH if joins else first_epoch(plan)
         self.members = Members(plan.members, term)

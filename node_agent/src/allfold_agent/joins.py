@@ -19,6 +19,7 @@ from allfold_agent.membership.orchestrator_client import Pauses
 from allfold_agent.membership.seats import Entry, Seats, check_request
 from allfold_core.errors import NodeDraining, PeerMissing
 from allfold_core.survival.plans import joining_plan
+from allfold_core.survival.term_record import TermRecord
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +97,7 @@ class Joins:
             if monotonic() >= deadline:
                 raise _always_ended(request)
 
-    def let_in(self, record: Mapping[str, Any]) -> None:
+    def let_in(self, record: TermRecord) -> None:
         """Take part in a group from the moment in which a term says that this node votes in it.
 
         The other nodes wait for its reports from then on, even if the rank that was to join has
@@ -104,8 +105,8 @@ class Joins:
         """
         try:
             entry = Entry(joining_plan(record), record)
-        except (KeyError, TypeError, ValueError) as error:
-            log.error("the orchestrator announces a group that cannot be read: %s", error)
+        except ValueError as error:
+            log.error("the orchestrator announces a group that cannot be joined: %s", error)
             return
         opening = entry.plan.group, entry.plan.epoch
         if self._registry.look_for(*opening, 0.0) is None and not self._registry.is_over(*opening):
@@ -138,9 +139,9 @@ class Joins:
         It takes no such term, whoever tells of it.
         """
         record = entry.record
-        return record is not None and record["generation"] != self._terms.generation
+        return record is not None and record.generation != self._terms.generation
 
-    def _unknown(self, entry: Entry) -> Mapping[str, Any] | None:
+    def _unknown(self, entry: Entry) -> TermRecord | None:
         """Return the record of a term that takes this node for one that knows the group already.
 
         The plan with which the group opened may be on its way here, for another rank.

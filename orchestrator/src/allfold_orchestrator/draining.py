@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 
 from allfold_core.errors import LocalError
+from allfold_core.survival.term_record import Life
 from allfold_orchestrator import wire
-from allfold_orchestrator.membership.term_record import Life
 from allfold_orchestrator.store.failures import Refusal
 from allfold_orchestrator.store.store import Store
 from allfold_orchestrator.views import group_view

@@ -7,6 +7,7 @@ from time import monotonic
 
 from allfold_core.errors import PeerLost, ServiceError
 from allfold_core.plan import Plan
+from allfold_core.survival.term_record import TermRecord
 from allfold_orchestrator.membership.group_state import (
     Epoch,
     GroupState,
@@ -14,7 +15,6 @@ from allfold_orchestrator.membership.group_state import (
 from allfold_orchestrator.membership.joining import has_come_back, takes_in
 from allfold_orchestrator.membership.reports import term_record
 from allfold_orchestrator.membership.seat_finder import Finders
-from allfold_orchestrator.membership.term_record import TermRecord
 from allfold_orchestrator.store.failures import Refusal
 from allfold_orchestrator.store.store import Store
 

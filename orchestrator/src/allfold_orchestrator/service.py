@@ -11,6 +11,7 @@ from dataclasses import replace
 from allfold_core.errors import AllfoldError, InvalidArgument, LocalError, ServiceError
 from allfold_core.plan import Plan
 from allfold_core.schedules.registry import parse_overrides
+from allfold_core.survival.term_record import TermRecord
 from allfold_orchestrator import wire
 from allfold_orchestrator.draining import drain
 from allfold_orchestrator.incidents import IncidentLog
@@ -36,7 +37,6 @@ from allfold_orchestrator.membership.group_state import (
 )
 from allfold_orchestrator.membership.joining import takes_in
 from allfold_orchestrator.membership.nodes import REMOVED, SIGNED_OFF, NodeRecord, RecentNodes
-from allfold_orchestrator.membership.term_record import TermRecord
 from allfold_orchestrator.membership.wanted_names import WantedNames
 from allfold_orchestrator.plan_waits import await_plan
 from allfold_orchestrator.store.failures import Refusal

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from allfold_core.errors import ServiceError
+from allfold_core.survival.term_record import TermRecord
 from allfold_orchestrator.membership.group_state import GroupState, Life
 from allfold_orchestrator.membership.nodes import ABANDONED, LEASE_ENDED
-from allfold_orchestrator.membership.term_record import TermRecord
 from allfold_orchestrator.membership.terms import may_evict
 from allfold_orchestrator.service import Orchestrator
 from allfold_orchestrator.store.store import Store

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from allfold_core.group_options import NAMES
+from allfold_core.survival.term_record import TermRecord
 from allfold_orchestrator.membership.group_state import (
     Epoch,
     Formation,
@@ -14,7 +15,6 @@ from allfold_orchestrator.membership.group_state import (
     Reason,
 )
 from allfold_orchestrator.membership.joining import holders
-from allfold_orchestrator.membership.term_record import TermRecord
 from allfold_orchestrator.store.node_store import NodeStatus
 from allfold_orchestrator.wire import (
     GroupView,

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal, cast
-from urllib.parse import urlsplit
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
-    ConfigDict,
     Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
@@ -17,58 +14,28 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
+from allfold_control.messages import MAX_GROUPS_OF_A_NODE, Given, IncidentReport
+from allfold_core import message_fields
 from allfold_core.group_key import DIGEST_PATTERN
 from allfold_core.group_options import Joins, OnLoss
-from allfold_core.incident import MAX_EVIDENCE_TEXT, MAX_SENTENCE, Cause, Effect
+from allfold_core.message_fields import MAX_WORLD_SIZE, Address, ControlUrl, EpochNumber, Rank
 from allfold_core.plan import Plan
 from allfold_core.schedules.registry import SPELLING
 from allfold_core.schema import FIELD, MESSAGE
 from allfold_core.topology import LinkModel
 from allfold_service.answers import SCHEMA, Answer, Shown
 
-NAME_PATTERN = r"^[A-Za-z0-9._-]{1,128}$"
-_HOST = r"(\[[^\s/\[\]]{2,64}\]|[^\s/:@?#\[\]]{1,253})"
-ADDRESS_PATTERN = rf"^{_HOST}:[0-9]{{1,5}}$"
-URL_PATTERN = rf"^https?://{_HOST}(:[0-9]{{1,5}})?$"
-MAX_PORT = 65_535
 STRATEGY_PATTERN = f"^{SPELLING}$"
-MAX_WORLD_SIZE = 100_000
 MAX_WAIT_SECONDS = 30.0
-# Agents count epochs in 32 bits. A report may name the lower half, so that no report uses up all.
-MAX_EPOCH = 2**31 - 1
-# Ops are numbered in 64 bits with a sign.
-MAX_SEQ = 2**63 - 1
 MAX_TIMEOUT_SECONDS = 366 * 24 * 3600.0
-MAX_GROUPS_OF_A_NODE = 4096
 MAX_OVERRIDES = 64
 MAX_PAGE = 1000
 DEFAULT_PAGE = 100
 
 
-def _has_a_port(address: str) -> str:
-    if int(address.rpartition(":")[2]) > MAX_PORT:
-        raise ValueError(f"the port is above {MAX_PORT}")
-    return address
-
-
-def _can_be_read(url: str) -> str:
-    _ = urlsplit(url).port  # complains of one that is too large, and of brackets around no address
-    return url
-
-
-Name = Annotated[str, Field(pattern=NAME_PATTERN, description="1-128 of A-Z a-z 0-9 . _ -")]
-Rank = Annotated[int, Field(ge=0, lt=MAX_WORLD_SIZE)]
-EpochNumber = Annotated[int, Field(ge=0, le=MAX_EPOCH)]
+Name = Annotated[message_fields.Name, Field(description="1-128 of A-Z a-z 0-9 . _ -")]
 LeaveReason = Literal["finished", "withdrawn", "lost"]
 Seconds = Annotated[float, Field(gt=0, le=MAX_TIMEOUT_SECONDS, allow_inf_nan=False)]
-Address = Annotated[str, Field(pattern=ADDRESS_PATTERN), AfterValidator(_has_a_port)]
-ControlUrl = Annotated[str, Field(pattern=URL_PATTERN), AfterValidator(_can_be_read)]
-
-
-class Given(BaseModel):
-    """A part of a request: no conversions, no unknown fields."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class Request(Given):
@@ -136,17 +103,6 @@ class Lease(Answer):
         default_factory=list,
         description="The data addresses of some others, to which it may measure its links.",
     )
-
-
-class Progress(Given):
-    """The progress of one group on one node."""
-
-    group: Name
-    epoch: EpochNumber
-    last_seq: int = Field(
-        ge=-1, le=MAX_SEQ, description="The last op that is done; -1 before the first."
-    )
-    in_flight: int = Field(ge=0, le=MAX_SEQ, description="Ops that have begun.")
 
 
 class Empty(Answer):
@@ -404,38 +360,6 @@ class GroupList(Page):
     """A page of the groups that have a record."""
 
     groups: list[GroupView]
-
-
-_UnixSeconds = Annotated[float, Field(ge=0, allow_inf_nan=False, description="Since 1970.")]
-_Figure = Annotated[str, Field(max_length=MAX_EVIDENCE_TEXT)] | int | float | None
-
-
-class IncidentCulprit(Given):
-    """The rank, node, link or store that causes an incident."""
-
-    kind: Literal["rank", "node", "link", "store"]
-    node: str = Field(max_length=128)
-    rank: Rank | None
-    to: str = Field(max_length=128, description="The node at the other end of a link.")
-
-
-class IncidentReport(Given):
-    """One incident: what keeps ops from going on, and who causes it."""
-
-    id: str = Field(min_length=1, max_length=256, description="The same as long as it lasts.")
-    cause: Annotated[Cause, Field(strict=False)]
-    communication: bool = Field(description="Links or agents are at fault, not ranks.")
-    effect: Annotated[Effect, Field(strict=False)]
-    culprit: IncidentCulprit
-    sentence: str = Field(max_length=MAX_SENTENCE, description="The evidence, for people.")
-    group: str = Field(max_length=128)
-    opening: int = Field(ge=0, le=MAX_EPOCH)
-    seq: int | None = Field(ge=0, le=MAX_SEQ, description="The op that waits, or has failed.")
-    began: _UnixSeconds
-    seen: _UnixSeconds
-    ended: _UnixSeconds | None = Field(description="null while it lasts.")
-    reporter: str = Field(max_length=128, description="The node that has found it.")
-    evidence: dict[Annotated[str, Field(max_length=64)], _Figure] = Field(max_length=32)
 
 
 class IncidentList(Answer):

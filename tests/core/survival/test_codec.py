@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from allfold_core.errors import GpuFailed, PeerLost
 from allfold_core.operations import Fingerprint, Kind, ReduceOp
 from allfold_core.survival import codec
 from allfold_core.survival.judge import packed
-from allfold_core.survival.plans import term_fields
 from allfold_core.survival.records import NO_EPOCH, Epoch, Seat, Stamp, Term
 from allfold_core.survival.reports import (
     Call,
@@ -285,16 +283,3 @@ def test_a_held_part_comes_out_as_it_went_in(seq: int, stamp: Stamp) -> None:
 def test_that_a_group_is_closed_says_if_it_is_over_everywhere(all_left: bool) -> None:
     sent = json.loads(json.dumps(codec.pack_closed(all_left=all_left)))
     assert codec.unpack_closed(sent) is all_left
-
-
-@given(TERMS)
-def test_a_term_is_read_from_the_orchestrators_record(term: Term) -> None:
-    fields = json.loads(json.dumps(term_fields(term)))
-    assert codec.term_of_record({"term": fields}) == term
-    del fields["newcomers"]  # a record from before nodes could join
-    assert codec.term_of_record({"term": fields}) == replace(term, newcomers=())
-
-
-def test_a_record_without_a_term_is_refused() -> None:
-    with pytest.raises(FrameError, match="a record of a term cannot be read"):
-        codec.term_of_record({"epoch": 3})

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 from allfold_agent.groups.term_record import with_seats
-from allfold_core.survival.records import NO_EPOCH, Epoch, Seat, Stamp
+from allfold_core.survival.records import NO_EPOCH, Epoch, Seat, Stamp, Term
+from allfold_core.survival.term_record import TermRecord, Voter
 
-RECORD: dict[str, Any] = {
-    "term": {"number": 2, "voters": ["a", "b", "c"], "joined": [1, 1, 2]},
-    "seats": [["s0", "a"], ["s1", "b"], ["s2", "c"]],
-    "plan": "as it was",
-}
+RECORD = TermRecord(
+    epoch=1,
+    term=Term(2, 1, ("a", "b", "c"), (1, 1, 2)),
+    voters={node: Voter("1", f"{node}:1", f"http://{node}:2") for node in "abc"},
+    seats=(Seat("s0", "a"), Seat("s1", "b"), Seat("s2", "c")),
+    generation=1,
+)
 
 
 def seats(epoch: Epoch, node: str, *sessions: str) -> list[str]:
     record = with_seats(RECORD, epoch, node, sessions)
-    assert {**record, "seats": RECORD["seats"]} == RECORD
-    return [session for session, _ in record["seats"]]
+    assert replace(record, seats=RECORD.seats) == RECORD
+    return [seat.session for seat in record.seats]
 
 
 def epoch_of(term: int, *held: tuple[str, str]) -> Epoch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ from allfold_core.errors import Evicted, PeerLost, ServiceError, WorldChanged
 from allfold_core.mailbox import ANY_SOURCE
 from allfold_core.operations import Kind, ReduceOp
 from allfold_core.survival.judge import packed
-from allfold_core.survival.plans import first_record, term_fields
+from allfold_core.survival.plans import first_record
 from allfold_core.survival.reports import Doubt, Reason
 from allfold_core.verdict import LEFT
 from allfold_core.wire.local_wire import Message
@@ -329,28 +330,24 @@ def test_the_record_of_a_term_is_kept_as_soon_as_the_term_is_taken() -> None:
         assert group.record is first
         local.announce(term, 0)
         wait_until(lambda: group.record is not first, "it is taken")
-        assert group.record["term"]["voters"] == ["node0", "node1"]
+        assert group.record.term.voters == ("node0", "node1")
 
 
 def test_the_record_of_a_term_that_another_node_told_of_is_made_from_the_last_one() -> None:
     with opened("shrink", [[0], [1], [2]]) as local:
-        first = local.groups[0].agreement.term
-        voters = {node: {"incarnation": f"life of {node}"} for node in first.voters}
-        term = term_fields(first)
-        known = {"epoch": first.number, "term": term, "voters": voters, "generation": 0}
         group = local.groups[2]
-        group.record = known
-        generation = first.generation + 1
+        known = group.record
+        generation = known.generation + 1
         for each in local.groups:
             each.registered(generation)
         local.announce(local.term_without(0), 1, generation=generation)
         wait_until(lambda: group.record is not known, "node2 has learned of the term")
-        assert group.record == {
-            "epoch": first.number,
-            "term": term_fields(group.agreement.term),
-            "voters": {node: voters[node] for node in ("node1", "node2")},
-            "generation": generation,
-        }
+        assert group.record == replace(
+            known,
+            term=group.agreement.term,
+            voters={node: known.voters[node] for node in ("node1", "node2")},
+            generation=generation,
+        )
 
 
 def test_a_receive_from_any_rank_opens_no_edge_to_a_lost_node() -> None:

@@ -23,12 +23,13 @@ from allfold_agent.membership.seats import Entry, Seats
 from allfold_core.errors import NodeDraining, PeerMissing
 from allfold_core.plan import Plan
 from allfold_core.survival.plans import first_record, first_term, without_ranks
+from allfold_core.survival.term_record import TermRecord
 from tests.support.fakes.local_groups import make_plan
 from tests.support.waiting import until
 
 REQUEST = {"group": "test", "rank": None, "session": "new", "init_timeout": 5.0}
 PLAN = without_ranks(make_plan([[0], [1]]))
-RECORD = {"generation": 1}
+RECORD = replace(first_record(PLAN), generation=1)
 EPOCH = cast("Epoch", object())
 
 
@@ -67,9 +68,9 @@ class Late:
         self.given_up: list[tuple[str, int, str, str]] = []
         self.ended: list[int] = []  # with each of those, the opening that is over
         self.generation, self.is_unknown = generation, Mock(return_value=False)
-        self.disowned: list[tuple[str, Mapping[str, Any]]] = []
+        self.disowned: list[tuple[str, TermRecord]] = []
         self.registry, self.opened = Registry(), list[Group]()
-        self.record: Mapping[str, Any] | None = RECORD
+        self.record: TermRecord | None = RECORD
         self.draining = Draining("a", list, lambda _: None)
         self._plan, self._waits_for = plan, waits_for
         self.seats: Any = create_autospec(Seats, instance=True)
@@ -84,7 +85,7 @@ class Late:
             self.draining.refusing,
         )
 
-    def disown(self, group: str, record: Mapping[str, Any]) -> None:
+    def disown(self, group: str, record: TermRecord) -> None:
         self.disowned.append((group, record))
 
     async def _seat(self, request: Mapping[str, Any], deadline: float, refusing: Any) -> Entry:
@@ -328,10 +329,10 @@ def test_a_node_takes_part_in_a_term_that_lets_it_in_before_its_rank_hears_of_it
     asyncio.run(run())
 
 
-def test_a_term_that_cannot_be_read_lets_nobody_in() -> None:
+def test_a_term_without_a_plan_lets_nobody_in() -> None:
     async def run() -> None:
         late = Late()
-        late._joins.let_in({"term": {}})
+        late._joins.let_in(replace(RECORD, plan=None))
         assert late.groups == []
 
     asyncio.run(run())

@@ -14,10 +14,16 @@ from allfold_agent.membership.link_probe import Link
 from allfold_agent.membership.orchestrator_client import OrchestratorClient
 from allfold_agent.membership.registration import Identity, Registration
 from allfold_agent.membership.seats import Seats
+from allfold_control.messages import Held, Progress
+from allfold_control.records import record_fields
+from allfold_core.survival.records import Term
+from allfold_core.survival.term_record import TermRecord, Voter
 from tests.support.credentials import with_token
 
 IDENTITY = Identity("a", "http://a:1", "a:2", "cpu", "", "0", cores=2)
 LINKS = {"near:1": Link(1e-4, 1e8), "far:1": Link(1e-2, 1e9)}
+RECORD = TermRecord(1, Term(1, 1, ("a",), (1,)), {"a": Voter("1", "a:2", "http://a:1")}, (), 1)
+FIELDS = record_fields(RECORD)
 GROUP: Any = SimpleNamespace(name="train", opening=3)
 
 
@@ -32,12 +38,12 @@ class NotedByListener:
     """
 
     calls: list[tuple[Any, ...]] = field(default_factory=list)
-    groups: list[dict[str, Any]] = field(default_factory=list)
-    unsaid: list[dict[str, Any]] = field(default_factory=list)
+    groups: list[Held] = field(default_factory=list)
+    unsaid: list[Held] = field(default_factory=list)
     ages: dict[str, float] = field(default_factory=dict)
     incarnation: Callable[[], str] = lambda: ""
 
-    def held(self) -> list[dict[str, Any]]:
+    def held(self) -> list[Held]:
         self.groups, self.unsaid = self.groups + self.unsaid, []
         return self.groups
 
@@ -47,7 +53,7 @@ class NotedByListener:
     def registered(self, generation: int, out: Sequence[str]) -> None:
         self.calls.append(("registered", generation, list(out)))
 
-    def term(self, generation: int, group: str, record: dict[str, Any]) -> None:
+    def term(self, generation: int, group: str, record: TermRecord) -> None:
         self.calls.append(("term", generation, group, record))
 
     def evicted(self, how: str) -> None:
@@ -68,8 +74,8 @@ class NotedByListener:
     def is_draining(self) -> bool:
         return bool(self.of("drain"))
 
-    def progress(self) -> list[dict[str, Any]]:
-        return [{"group": "train", "epoch": 1, "last_seq": 7, "in_flight": 0}]
+    def progress(self) -> list[Progress]:
+        return [Progress(group="train", epoch=1, last_seq=7, in_flight=0)]
 
     def of(self, kind: str) -> list[list[Any]]:
         return [rest for name, *rest in self.calls if name == kind]

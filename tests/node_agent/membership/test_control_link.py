@@ -9,8 +9,9 @@ from time import monotonic
 import pytest
 
 from allfold_agent.membership import orchestrator_client
+from allfold_control.messages import Held
 from allfold_core.errors import Evicted, ServiceError
-from tests.node_agent.membership.linked_node import NotedByListener, linked_node
+from tests.node_agent.membership.linked_node import FIELDS, RECORD, NotedByListener, linked_node
 from tests.node_agent.membership.scripted_orchestrator import (
     SILENT,
     ScriptedOrchestrator,
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_a_node_registers_says_what_it_holds_and_beats(one: ScriptedOrchestrator) -> None:
-    held = {"group": "train", "record": {"epoch": 1}, "is_out": False}
+    held = Held(group="train", record=RECORD)
     listener = NotedByListener(groups=[held], ages={"b": 0.125})
     async with linked_node(one.url, listener=listener) as node:
         link = await one.is_linked()
@@ -37,7 +38,7 @@ async def test_a_node_registers_says_what_it_holds_and_beats(one: ScriptedOrches
             "type": "register",
             "generation": 0,
             "incarnation": incarnation,
-            "groups": [held],
+            "groups": [held.model_dump(mode="json")],
         }
         assert second == {
             "schema": 1,
@@ -45,7 +46,7 @@ async def test_a_node_registers_says_what_it_holds_and_beats(one: ScriptedOrches
             "number": 1,
             "lag": 0.25,
             "heard": {"b": 0.125},
-            "progress": listener.progress(),
+            "progress": [each.model_dump() for each in listener.progress()],
             "draining": False,
         }
         assert (await link.hears("beat", 3))["number"] == 3
@@ -101,12 +102,12 @@ async def test_news_reach_the_listener(one: ScriptedOrchestrator) -> None:
     async with linked_node(one.url) as node:
         link = await one.is_linked()
         await link.say("cleared", node="b", incarnation="1", patience=0.8)
-        await link.say("term", generation=1, group="train", record={"epoch": 4})
+        await link.say("term", generation=1, group="train", record=FIELDS)
         await until(lambda: node.listener.of("term"), "it hears of the term")
         assert node.listener.calls == [
             ("registered", 1, []),
             ("cleared", "b", "1", 0.8),
-            ("term", 1, "train", {"epoch": 4}),
+            ("term", 1, "train", RECORD),
         ]
 
 
@@ -253,7 +254,7 @@ async def test_an_error_of_the_listener_ends_the_link_and_the_next_one_is_told_a
 
     async with linked_node(one.url, listener=Failing()) as node:
         link = await one.is_linked()
-        await link.say("term", generation=1, group="train", record={})
+        await link.say("term", generation=1, group="train", record=FIELDS)
         await one.is_linked(2)
         assert node.registration.problem is None
     (told,) = [each for each in caplog.records if "moon" in each.getMessage()]

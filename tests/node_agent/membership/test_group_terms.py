@@ -10,6 +10,17 @@ import pytest
 
 from allfold_agent.groups.registry import LastTerm
 from allfold_agent.membership.group_terms import GroupTerms
+from allfold_control.messages import Held
+from allfold_core.survival.records import Term
+from allfold_core.survival.term_record import TermRecord, Voter
+from allfold_core.topology import Member
+
+
+def record(term: Term, *, opening: int = 3, generation: int = 2, life: str = "life") -> TermRecord:
+    """The record of a term; ``life``: that of node0."""
+    lives = {"node0": life}
+    voters = {node: Voter(lives.get(node, "other"), "a:1", "http://a:2") for node in term.voters}
+    return TermRecord(opening, term, voters, (), generation)
 
 
 class Noted:
@@ -17,11 +28,13 @@ class Noted:
 
     def __init__(self, opening: int, generation: int = 1) -> None:
         self.name, self.opening = "train", opening
-        self.record, self.evicted = {"epoch": opening, "generation": generation}, None
+        term = Term(opening, generation, ("node0",), (opening,))
+        self.record = record(term, opening=opening, generation=generation)
+        self.evicted: Exception | None = None
         self.errors: list[Exception] = []
         self.is_registering = self.is_empty = False
 
-    def registers(self) -> dict[str, int]:
+    def registers(self) -> TermRecord:
         self.is_registering = True
         return self.record
 
@@ -71,7 +84,7 @@ def test_a_store_may_lack_what_an_earlier_one_has_opened_and_no_registration_spo
 def test_a_group_takes_no_term_from_its_report_to_the_answer() -> None:
     group = Noted(3)
     terms = terms_of([group])
-    assert [each["record"] for each in terms.held()] == [group.record]
+    assert [each.record for each in terms.held()] == [group.record]
     assert group.is_registering
     terms.registered(1, [])
     assert not group.is_registering
@@ -114,12 +127,13 @@ def test_an_opening_with_ranks_is_over_once_a_registration_has_spoken_of_a_later
     assert [len(each.errors) for each in groups] == [not is_empty, 0]
 
 
-NEWCOMER = {
-    "epoch": 3,
-    "term": {"voters": ["a", "node0"], "newcomers": [{"node": "b"}, {"node": "node0"}]},
-}
-OTHERS = {**NEWCOMER, "term": {"voters": ["a", "node0"], "newcomers": [{"node": "b"}]}}
-LEFT_OUT = {**NEWCOMER, "term": {**NEWCOMER["term"], "voters": ["a"]}}  # type: ignore[dict-item]
+def newcomers(*nodes: str) -> tuple[Member, ...]:
+    return tuple(Member(node, "http://a:2", "a:1", ()) for node in nodes)
+
+
+NEWCOMER = record(Term(9, 1, ("a", "node0"), (3, 9), newcomers=newcomers("b", "node0")))
+OTHERS = record(Term(9, 1, ("a", "node0"), (3, 9), newcomers=newcomers("b")))
+LEFT_OUT = record(Term(9, 1, ("a",), (3,), newcomers=newcomers("b", "node0")))
 
 
 @pytest.mark.parametrize(
@@ -133,7 +147,7 @@ LEFT_OUT = {**NEWCOMER, "term": {**NEWCOMER["term"], "voters": ["a"]}}  # type: 
     ids=["let in", "of an earlier store", "others are", "left out since"],
 )
 def test_a_term_that_lets_this_node_in_is_passed_on(
-    generation: int, record: dict[str, Any], is_let_in: bool
+    generation: int, record: TermRecord, is_let_in: bool
 ) -> None:
     terms, told = terms_of([]), list[Any]()
     terms.held()
@@ -174,20 +188,10 @@ def terms_that_have(seen: Seen) -> tuple[GroupTerms, list[None]]:
     return terms, asked
 
 
-def record_of(
-    joined: int, life: str = "life", *, number: int = 9, store: int = 1
-) -> dict[str, Any]:
+def record_of(joined: int, life: str = "life", *, number: int = 9, store: int = 1) -> TermRecord:
     """A record of opening 3 that a term has let node0 into, with the newest term's numbers."""
-    newcomers = [{"node": "node0"}] if joined > 3 else []
-    term = {
-        "number": number,
-        "generation": store,
-        "voters": ["a", "node0"],
-        "joined": [3, joined],
-        "newcomers": newcomers,
-    }
-    voters = {"a": {"incarnation": "other"}, "node0": {"incarnation": life}}
-    return {"epoch": 3, "term": term, "voters": voters, "generation": 2}
+    let_in = newcomers(*["node0"] * (joined > 3))
+    return record(Term(number, store, ("a", "node0"), (3, joined), newcomers=let_in), life=life)
 
 
 @pytest.mark.parametrize(
@@ -216,7 +220,7 @@ def record_of(
     ],
 )
 def test_a_term_takes_a_node_for_one_that_knows_the_group_which_does_not(
-    seen: Seen, record: dict[str, Any], is_unknown: bool
+    seen: Seen, record: TermRecord, is_unknown: bool
 ) -> None:
     terms, _ = terms_that_have(seen)
     assert terms.is_unknown("train", record) == is_unknown
@@ -229,7 +233,7 @@ def test_a_node_says_that_it_is_out_of_a_group_where_the_term_that_said_so_is_lo
     terms, asked = terms_that_have(Seen(last=last))
     record = record_of(5)
     terms.term(2, "train", record)
-    told = [{"group": "train", "record": record, "is_out": True}] * is_told
+    told = [Held(group="train", record=record, is_out=True)] * is_told
     assert (asked, terms.has_unsaid(), terms.held()) == ([None] * is_told, is_told, told)
     terms.registered(2, ["train"])
     assert (terms.has_unsaid(), terms.held()) == (False, [])

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from functools import partial
 from threading import Event
 from time import monotonic
 from typing import Any
 
 import pytest
 
-from allfold_agent.membership import control_messages
 from allfold_agent.membership.draining import Draining
 from allfold_agent.membership.link_probe import Link
+from allfold_control.messages import Ask, dump
 from allfold_core.errors import (
     AllfoldError,
     GroupFull,
@@ -287,7 +286,10 @@ async def test_an_agent_that_ends_waits_for_no_answer(one: ScriptedOrchestrator)
         link = await one.is_linked()
         joining = asyncio.create_task(join(node, {**JOIN}, 3600))
         await link.hears("join")
-        pack = partial(control_messages.join, body={})
+
+        def pack(number: int) -> str:
+            return dump(Ask(type="join", number=number, body={}))
+
         asked = asyncio.create_task(node.link.ask(pack, monotonic() + 3600))
         await link.hears("join", 2)
         node.keeping.cancel()

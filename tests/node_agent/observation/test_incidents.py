@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from allfold_agent.membership import control_messages
 from allfold_agent.observation.incidents import Incidents
+from allfold_control.messages import IncidentReport, Told, dump, from_agent
 from allfold_core.incident import Cause, Effect, Incident, rank_culprit
-from allfold_orchestrator.links.messages import Told, parse
 
 LATE = Incident(
     "",
@@ -55,7 +54,7 @@ def test_what_a_rank_says_of_itself_is_told_in_a_form_that_the_orchestrator_take
     incidents.open(KEY, long)
     incidents.open(KEY, long)
     (found,) = told
-    message = parse(control_messages.incident(found))
+    message = from_agent(dump(Told(incident=IncidentReport(**found.to_dict()))))
     assert isinstance(message, Told)
     assert message.incident.seq == LATE.seq
 

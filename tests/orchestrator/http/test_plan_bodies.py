@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from allfold_agent.membership import control_messages
+from allfold_control import messages
 from allfold_core.plan import Plan
 from allfold_orchestrator.http import plan_bodies
 from allfold_orchestrator.http.plan_bodies import PlanBodies
-from allfold_orchestrator.links import messages
 from allfold_orchestrator.membership.group_state import GroupState
 from allfold_orchestrator.membership.reports import term_record
 from tests.orchestrator.builders import join, leave, play, ready
@@ -56,8 +55,8 @@ def test_a_message_of_a_link_carries_the_same_plan_and_a_large_one_compressed(
     bodies, plan = PlanBodies(), plan_of(world_size)
     text = bodies.text("train", plan)
     message = messages.answer([1, 2], text)
-    answer = control_messages.parse(message)
-    assert isinstance(answer, control_messages.Answer)
+    answer = messages.from_orchestrator(message)
+    assert isinstance(answer, messages.Answer)
     assert (answer.numbers, answer.status) == ([1, 2], 200)
     assert answer.body == json.loads(bytes(bodies.response("train", plan, "identity").body))
     assert bodies.text("train", plan) is text, "it is made once"

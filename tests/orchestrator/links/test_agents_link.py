@@ -84,7 +84,8 @@ async def test_beats_keep_the_lease_and_tell_of_progress(one: Replica) -> None:
         await is_linked(node)
         await beats(node, one)
         view = await view_of_node(one)
-        assert (view["state"], view["progress"]) == ("alive", node.listener.progress())
+        said = [each.model_dump() for each in node.listener.progress()]
+        assert (view["state"], view["progress"]) == ("alive", said)
 
 
 async def test_a_link_whose_beats_are_to_come_rarely_is_not_taken_for_silent(
@@ -190,6 +191,6 @@ async def test_an_accusation_reaches_the_jury(one: Replica) -> None:
 
         def newest_term() -> tuple[str, list[str]]:
             (*_, (_, group, record)) = node.listener.of("term")  # one may be told again
-            return group, record["term"]["voters"]
+            return group, list(record.term.voters)
 
         await until(lambda: newest_term() == ("train", ["a"]), "a term leaves it out")

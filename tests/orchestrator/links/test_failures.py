@@ -13,13 +13,14 @@ from unittest.mock import AsyncMock
 import pytest
 
 from allfold_cluster.redis_server import RedisServer
+from allfold_control.records import read_record
 from allfold_core.errors import ServiceError
+from allfold_core.survival.term_record import StoreLife
 from allfold_orchestrator import background
 from allfold_orchestrator.links import control_links
 from allfold_orchestrator.links.control_links import ControlLinks
 from allfold_orchestrator.membership.group_state import GroupState, Leave, Reason
 from allfold_orchestrator.membership.membership import step
-from allfold_orchestrator.membership.term_record import StoreLife, TermRecord
 from allfold_orchestrator.store import keys
 from allfold_orchestrator.store.redis_client import connect as connect_redis
 from allfold_orchestrator.store.store import Store
@@ -253,7 +254,7 @@ async def test_a_record_that_redis_lost_is_rebuilt_from_what_agents_register(
         assert (view["term"]["nodes"], view["term"]["trusted"]) == (["a", "b", "c"], True)
         record = served.links._terms.records["train"]
         assert record.generation == 2
-        assert record == replace(TermRecord.from_dict(before), generation=2)
+        assert record == replace(read_record(before), generation=2)
         await c.die()
         for agent in (a, b):
             assert (await agent.holds("a", "b"))["term"]["generation"] == 2

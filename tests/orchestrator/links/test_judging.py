@@ -12,6 +12,7 @@ from unittest.mock import AsyncMock, Mock
 import pytest
 
 from allfold_core.errors import ServiceError
+from allfold_core.survival.term_record import StoreLife
 from allfold_orchestrator.links.dial import Dialled
 from allfold_orchestrator.links.jury_runner import JuryRunner
 from allfold_orchestrator.links.known_terms import KnownTerms
@@ -20,7 +21,6 @@ from allfold_orchestrator.membership import jury
 from allfold_orchestrator.membership.cases import Charge
 from allfold_orchestrator.membership.group_state import Life
 from allfold_orchestrator.membership.jury import Evict
-from allfold_orchestrator.membership.term_record import StoreLife
 from tests.orchestrator.conftest import MakeStore
 from tests.orchestrator.fake_agent import FakeAgent, Replica, agents, replica
 from tests.orchestrator.links.test_known_terms import record

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from allfold_core.survival.records import Seat, Term
+from allfold_core.survival.term_record import TermRecord, Voter
 from allfold_orchestrator.links.known_terms import KnownTerms
-from allfold_orchestrator.membership.term_record import TermRecord, Voter
 
 
 def record(**incarnations: str) -> TermRecord:

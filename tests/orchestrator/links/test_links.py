@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from time import monotonic
@@ -12,12 +11,14 @@ from typing import Any
 import pytest
 from websockets.exceptions import InvalidStatus
 
+from allfold_control import messages
+from allfold_control.records import record_fields
 from allfold_core.plan import Plan
 from allfold_core.survival.plans import first_record
-from allfold_orchestrator.links import link, messages
+from allfold_core.survival.term_record import TermRecord
+from allfold_orchestrator.links import link
 from allfold_orchestrator.membership import jury
 from allfold_orchestrator.membership.jury import Evict
-from allfold_orchestrator.membership.term_record import TermRecord
 from tests.orchestrator.conftest import MakeStore
 from tests.orchestrator.fake_agent import FakeAgent, Replica, agents, replica
 from tests.support.waiting import until
@@ -50,7 +51,7 @@ async def test_the_record_that_agents_make_of_a_plan_is_the_one_that_the_link_an
     async with AsyncExitStack() as stack:
         a, _ = await agents(stack, one, "ab")
         plan = Plan.from_dict((await a.plan("s0"))["plan"])
-        assert json.loads(json.dumps(first_record(plan))) == a.held["train"]
+        assert record_fields(first_record(plan)) == a.held["train"]
 
 
 async def test_an_agent_that_links_anew_is_told_again(one: Replica) -> None:
@@ -224,13 +225,14 @@ async def test_a_term_is_encoded_once_for_all_who_hear_of_it(
     async with AsyncExitStack() as stack:
         linked = await agents(stack, one, "abcd")
         encoded: list[TermRecord] = []
-        encode = messages.term
+        encode = messages.dump
 
-        def counted(generation: int, group: str, record: TermRecord) -> str:
-            encoded.append(record)
-            return encode(generation, group, record)
+        def counted(message: messages.Up | messages.Down) -> str:
+            if isinstance(message, messages.TermAnnounced):
+                encoded.append(message.record)
+            return encode(message)
 
-        monkeypatch.setattr(messages, "term", counted)
+        monkeypatch.setattr(messages, "dump", counted)
         await one.http.delete("/v1/nodes/d", params={"incarnation": "1"})
         for agent in linked[:3]:
             await agent.holds("a", "b", "c")

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from allfold_core.survival.term_record import TermRecord
 from allfold_orchestrator.membership.group_state import GroupState, Join, NodeInfo
 from allfold_orchestrator.membership.reports import term_record
-from allfold_orchestrator.membership.term_record import TermRecord
 from tests.orchestrator.builders import GROUP, join, play, with_options
 
 

@@ -7,6 +7,7 @@ from typing import NoReturn
 
 import pytest
 
+from allfold_core.survival.term_record import Registration, StoreLife
 from allfold_orchestrator.membership import reports
 from allfold_orchestrator.membership.group_state import (
     AgentRegistered,
@@ -20,7 +21,6 @@ from allfold_orchestrator.membership.group_state import (
 )
 from allfold_orchestrator.membership.joining import takes_in
 from allfold_orchestrator.membership.membership import step
-from allfold_orchestrator.membership.term_record import Registration, StoreLife
 from tests.orchestrator.builders import join, leave, lost, play, ready
 from tests.orchestrator.membership.running_groups import (
     EITHER,

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from allfold_core.errors import MultipleRegister, RegisterParamsMismatch, ServiceError
+from allfold_core.survival.term_record import Recall, Registration, StoreLife, TermRecord
 from allfold_orchestrator.membership.group_state import AgentRegisters, GroupState, Join, Seated
 from allfold_orchestrator.membership.joining import is_unclaimed
-from allfold_orchestrator.membership.term_record import Recall, Registration, StoreLife, TermRecord
 from tests.orchestrator.builders import GROUP, leave, play, refused, with_options
 from tests.orchestrator.membership.running_groups import (
     EITHER,

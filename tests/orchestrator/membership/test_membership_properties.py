@@ -10,6 +10,7 @@ from typing import TypeVar
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from allfold_core.survival.term_record import Registration, StoreLife
 from allfold_orchestrator.membership.group_state import (
     AgentRegisters,
     Event,
@@ -27,7 +28,6 @@ from allfold_orchestrator.membership.group_state import (
 )
 from allfold_orchestrator.membership.membership import step
 from allfold_orchestrator.membership.reports import term_record
-from allfold_orchestrator.membership.term_record import Registration, StoreLife
 from allfold_orchestrator.store import codec
 from tests.orchestrator.builders import GROUP, join, node, play, with_refusal
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from allfold_core.survival.records import Seat
+from allfold_core.survival.term_record import Registration, StoreLife, TermRecord
 from allfold_orchestrator.membership.group_state import (
     AgentRegistered,
     AgentRegisters,
@@ -19,7 +20,6 @@ from allfold_orchestrator.membership.group_state import (
 )
 from allfold_orchestrator.membership.membership import step
 from allfold_orchestrator.membership.reports import term_record
-from allfold_orchestrator.membership.term_record import Registration, StoreLife, TermRecord
 from tests.orchestrator.builders import GROUP, join, leave, lost, play, ready
 
 EMPTY = GroupState(GROUP)

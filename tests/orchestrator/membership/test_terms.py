@@ -7,9 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from allfold_control.records import read_record, record_fields
+from allfold_core.message_fields import MAX_GENERATION
+from allfold_core.survival.plans import first_record
 from allfold_core.survival.records import Seat, Term
-from allfold_orchestrator.links.messages import MAX_GENERATION
-from allfold_orchestrator.membership.term_record import (
+from allfold_core.survival.term_record import (
     Recall,
     Registration,
     StoreLife,
@@ -18,7 +20,6 @@ from allfold_orchestrator.membership.term_record import (
 from allfold_orchestrator.membership.terms import (
     FIRST_GENERATIONS,
     evict,
-    first_term,
     may_evict,
     outgrow,
     recalled,
@@ -37,7 +38,7 @@ def first(nodes: int = 3) -> TermRecord:
     """The first term of a group of nodes a, b, c ... with a rank each, of generation 1."""
     current = ready(nodes).current
     assert current is not None
-    return first_term(replace(current.plan, generation=1))
+    return first_record(replace(current.plan, generation=1))
 
 
 def lost(*names: str) -> dict[tuple[str, str], str]:
@@ -73,7 +74,7 @@ def recall_by(record: TermRecord | None, *reports: Registration) -> TermRecord:
 def test_the_first_term_has_the_number_of_the_epoch_and_every_node_as_a_voter() -> None:
     state, _ = play(join(r, node("ab"[r % 2]), of=4) for r in range(4))
     assert state.current is not None
-    record = first_term(replace(state.current.plan, generation=5))
+    record = first_record(replace(state.current.plan, generation=5))
     assert record.term == Term(1, 5, ("a", "b"), (1, 1))
     assert record.seats == tuple(Seat(f"s{r}", "ab"[r % 2]) for r in range(4))
     assert record.voters["b"].data_address == "b:7402"
@@ -115,7 +116,7 @@ def test_ranks_that_leave_change_no_term_and_the_next_one_does_without_their_nod
 
 def test_a_record_survives_json_also_while_it_is_recalled() -> None:
     for record in (without(first(), "a"), replace(first(), recall=Recall(3.5, frozenset("ab")))):
-        assert TermRecord.from_dict(json.loads(json.dumps(record.to_dict()))) == record
+        assert read_record(json.loads(json.dumps(record_fields(record)))) == record
 
 
 # The life of the store

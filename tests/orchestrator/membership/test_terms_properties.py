@@ -8,10 +8,10 @@ from itertools import pairwise
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from allfold_orchestrator.membership.term_record import Registration, StoreLife, TermRecord
+from allfold_core.survival.plans import first_record
+from allfold_core.survival.term_record import Registration, StoreLife, TermRecord
 from allfold_orchestrator.membership.terms import (
     evict,
-    first_term,
     may_evict,
     recalled,
     register,
@@ -114,7 +114,7 @@ class World:
 def world() -> World:
     current = ready(len(NODES)).current
     assert current is not None
-    record = first_term(replace(current.plan, generation=1))
+    record = first_record(replace(current.plan, generation=1))
     made = World(record, StoreLife(1, ""), {name: Agent(name, record) for name in NODES})
     made.write(record)
     for agent in made.agents.values():

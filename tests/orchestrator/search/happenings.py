@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from allfold_agent.groups.term_record import record_of
-from allfold_orchestrator.membership.term_record import TermRecord
 from tests.core.survival import happenings
 from tests.core.survival.happenings import follow, node_actions, node_faults
 from tests.orchestrator.search.joining import newcomers
@@ -115,6 +114,5 @@ def _learn(w: StoreWorld, n: int, t: int, announced: int) -> None:
     term, me = w.terms[t], w.agents[n]
     happenings.take_term(w, n, term, announced)
     if me.term is term:
-        record = record_of(term, announced, w.held[n].to_dict())
-        w.held[n] = TermRecord.from_dict(record)
+        w.held[n] = record_of(term, announced, w.held[n])
         w.heard_in[n] = announced

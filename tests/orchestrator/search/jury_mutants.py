@@ -7,13 +7,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from unittest.mock import patch
 
+from allfold_core.survival.term_record import Life
 from allfold_orchestrator.membership import jury as module
 from allfold_orchestrator.membership.cases import Case as JuryCase
 from allfold_orchestrator.membership.cases import SilentLink
 from allfold_orchestrator.membership.cover import Link, smallest_cover
 from allfold_orchestrator.membership.evidence import Evidence
 from allfold_orchestrator.membership.jury import Instruction, Jury
-from allfold_orchestrator.membership.term_record import Life
 from tests.orchestrator.search.jury_happenings import game_of
 from tests.orchestrator.search.trials import BY_NAME
 from tests.support.state_search import Found, explore_game, walk_game

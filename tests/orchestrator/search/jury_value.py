@@ -5,9 +5,9 @@ from __future__ import annotations
 from copy import copy
 from dataclasses import replace
 
+from allfold_core.survival.term_record import Life
 from allfold_orchestrator.membership.cases import Case
 from allfold_orchestrator.membership.jury import Jury
-from allfold_orchestrator.membership.term_record import Life
 
 LONG_AGO = -3.0
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Self
 
+from allfold_core.survival.term_record import Life
 from allfold_orchestrator.membership.cases import Charge
 from allfold_orchestrator.membership.jury import Ask, Evict, Instruction, Jury, Probe
-from allfold_orchestrator.membership.term_record import Life
 from tests.orchestrator.search.jury_value import copy_of, key_of
 from tests.support.state_search import Violation
 

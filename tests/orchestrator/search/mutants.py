@@ -11,15 +11,15 @@ from unittest.mock import patch
 from allfold_core.survival.agent_machine import AgentMachine
 from allfold_core.survival.instructions import Instructions
 from allfold_core.survival.records import Seat, Term
-from allfold_orchestrator.membership import membership, reports, terms
-from allfold_orchestrator.membership.group_state import Epoch, GroupState, Leave, NodesLost
-from allfold_orchestrator.membership.membership import step
-from allfold_orchestrator.membership.term_record import (
+from allfold_core.survival.term_record import (
     Life,
     Registration,
     StoreLife,
     TermRecord,
 )
+from allfold_orchestrator.membership import membership, reports, terms
+from allfold_orchestrator.membership.group_state import Epoch, GroupState, Leave, NodesLost
+from allfold_orchestrator.membership.membership import step
 from tests.core.survival.scenario import FAITHFUL, Mutant
 from tests.orchestrator.search import world
 from tests.orchestrator.search.scenarios import BY_NAME

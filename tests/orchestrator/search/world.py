@@ -11,9 +11,15 @@ from dataclasses import replace
 from typing import NamedTuple, Self
 
 from allfold_agent.groups.term_record import with_seats
-from allfold_core.survival.plans import first_epoch
+from allfold_core.survival.plans import first_epoch, first_record
 from allfold_core.survival.policy import GroupPolicy
 from allfold_core.survival.records import Term
+from allfold_core.survival.term_record import (
+    Life,
+    Registration,
+    StoreLife,
+    TermRecord,
+)
 from allfold_orchestrator.membership.group_state import (
     AgentRegistered,
     AgentRegisters,
@@ -24,13 +30,7 @@ from allfold_orchestrator.membership.group_state import (
 )
 from allfold_orchestrator.membership.membership import step
 from allfold_orchestrator.membership.reports import term_record
-from allfold_orchestrator.membership.term_record import (
-    Life,
-    Registration,
-    StoreLife,
-    TermRecord,
-)
-from allfold_orchestrator.membership.terms import first_term, may_evict, outgrow, store_life
+from allfold_orchestrator.membership.terms import may_evict, outgrow, store_life
 from tests.core.survival.scenario import Mutant, Scenario, name, number
 from tests.core.survival.world import World
 from tests.orchestrator.builders import GROUP, join, node, play
@@ -95,7 +95,7 @@ class StoreWorld(World):
         assert self.group_state.current is not None
         plan = self.group_state.current.plan
         self.policy = GroupPolicy(plan.group, plan.options)
-        first = first_term(plan)
+        first = first_record(plan)
         super().__init__(scenario, mutant, (first.term, first_epoch(plan)))
         self.store, self.seen = StoreLife(1, "0"), 1
         self.over: frozenset[Life] = frozenset()
@@ -227,8 +227,7 @@ class StoreWorld(World):
         """Return the record that a node holds, with the seats that are taken now."""
         ranks = {*self.s.founders, *self.ready} - self.dead - self.left
         here = {f"r{rank}" for rank in ranks if self.s.rank_node[rank] == n}
-        record = self.held[n].to_dict()
-        return TermRecord.from_dict(with_seats(record, self.agents[n].epoch, name(n), here))
+        return with_seats(self.held[n], self.agents[n].epoch, name(n), here)
 
     def is_missed(self, n: int) -> bool:
         """A record waits for a node that had registered before there was one again.

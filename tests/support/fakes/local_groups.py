@@ -5,11 +5,11 @@ For tests that look at what agents do with each other, without orchestrator, pro
 
 from __future__ import annotations
 
-import json
 import random
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from threading import Event, Lock, Thread
 from typing import Any, Literal
@@ -26,7 +26,6 @@ from allfold_core.errors import AllfoldError, PeerLost
 from allfold_core.group_options import GroupOptions
 from allfold_core.plan import Plan
 from allfold_core.survival.judge import packed
-from allfold_core.survival.plans import term_fields
 from allfold_core.survival.records import Term
 from allfold_core.survival.reports import Doubt, Reason
 from allfold_core.topology import LinkModel, Member
@@ -194,8 +193,10 @@ class LocalGroups:
     def announce(self, term: Term, *nodes: int, generation: int | None = None) -> None:
         """Have the orchestrator announce a term to some nodes."""
         announced = term.generation if generation is None else generation
-        record = json.loads(json.dumps({"term": term_fields(term)}))  # in the form that it comes in
         for node in nodes:
+            known = self.groups[node].record
+            voters = {name: known.voters[name] for name in term.voters}
+            record = replace(known, term=term, voters=voters, generation=announced)
             self.reactors[node].call(partial(self.groups[node].take_term, record, announced))
 
     def kill(self, node: int) -> None:

@@ -62,17 +62,6 @@ def _refusing_nonsense(
     return read_message
 
 
-def term_of_record(record: Mapping[str, Any]) -> Term:
-    """The term in the orchestrator's record of a group; ``FrameError`` where it is none."""
-    try:
-        term = record["term"]
-        pairs = zip(term["voters"], term["joined"], strict=True)
-        return read_term({"newcomers": [], **term, "voters": [list(pair) for pair in pairs]})
-    except _NONSENSE as error:
-        text = f"a record of a term cannot be read: {type(error).__name__}: {error}"
-        raise FrameError(text) from error
-
-
 def pack_down(dead: Mapping[str, str]) -> dict[str, Any]:
     """The JSON form of sessions that are over, each with how that is known (DOWN)."""
     return SURVIVAL.stamp({"dead": dict(dead)})

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from allfold_core.plan import Plan
 from allfold_core.schedules.schedule import ring_order, tree_order
 from allfold_core.survival.records import Epoch, Seat, Stamp, Term
+from allfold_core.survival.term_record import TermRecord, Voter
 from allfold_core.topology import AS_OPENED, Member
 
 
@@ -18,40 +18,16 @@ def first_term(plan: Plan) -> Term:
     return Term(plan.epoch, plan.generation, nodes, (plan.epoch,) * len(nodes))
 
 
-def first_record(plan: Plan) -> dict[str, Any]:
-    """The record of the group's first term, as JSON: what agents register until a later term."""
-    return {
-        "epoch": plan.epoch,
-        "term": term_fields(first_term(plan)),
-        "voters": {member.node: voter_of(member) for member in plan.members},
-        "seats": [[seat.session, seat.node] for seat in first_epoch(plan).seats],
-        "generation": plan.generation,
-        "recall": None,
-        "plan": without_ranks(plan).to_dict(),
-    }
-
-
-def term_fields(term: Term) -> dict[str, Any]:
-    """Return the JSON form of a term in the record of a group."""
-    return {
-        "number": term.number,
-        "generation": term.generation,
-        "voters": list(term.voters),
-        "joined": list(term.joined),
-        "lost": [list(each) for each in term.lost],
-        "newcomers": [{"node": each.node, **voter_of(each)} for each in term.newcomers],
-    }
-
-
-def voter_of(member: Member) -> dict[str, str]:
-    """Return the JSON form of a node in the record of a term."""
-    return {
-        "incarnation": member.incarnation,
-        "data_address": member.data_address,
-        "control_url": member.control_url,
-        "device_type": member.device_type,
-        "zone": member.zone,
-    }
+def first_record(plan: Plan) -> TermRecord:
+    """The record of the group's first term: every node is a voter."""
+    return TermRecord(
+        epoch=plan.epoch,
+        term=first_term(plan),
+        voters={member.node: Voter.of(member) for member in plan.members},
+        seats=tuple(Seat(seat.session, seat.node) for seat in first_epoch(plan).seats),
+        generation=plan.generation,
+        plan=without_ranks(plan),
+    )
 
 
 def without_ranks(plan: Plan) -> Plan:
@@ -59,18 +35,16 @@ def without_ranks(plan: Plan) -> Plan:
     return replace(plan, members=(), tree_order=(), sessions=(), layout=AS_OPENED)
 
 
-def joining_plan(record: Mapping[str, Any]) -> Plan:
+def joining_plan(record: TermRecord) -> Plan:
     """Return the plan of a node that joins a running group: the nodes of its term, and no ranks.
 
     Args:
-        record: of the term that admits the node, as JSON.
-
-    Raises:
-        KeyError, TypeError, ValueError: the record is damaged.
+        record: of the term that admits the node; ``ValueError`` where it has no plan.
     """
-    voters = record["voters"]
-    members = (Member(node=node, ranks=(), **voters[node]) for node in record["term"]["voters"])
-    return replace(Plan.from_dict(record["plan"]), world_size=0, members=tuple(members))
+    if record.plan is None:
+        raise ValueError("the record of a group that takes in ranks has no plan")
+    members = tuple(record.voters[node].member(node) for node in record.term.voters)
+    return replace(record.plan, world_size=0, members=members)
 
 
 def first_epoch(plan: Plan) -> Epoch:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+from allfold_core.message_fields import EpochNumber, Form, Generation
 from allfold_core.topology import AS_OPENED, Layout, Member
 
 _ROUND_BITS = 24
@@ -36,6 +37,12 @@ class Stamp(NamedTuple):
         packed = (self.term << _ROUND_BITS | self.round) << _GENERATION_BITS | self.generation
         return packed << _BRANCH_BITS | self.branch
 
+    def check(self) -> Stamp:
+        """Return it; ``ValueError`` where it has no room in 64 bits."""
+        if not 0 <= self.pack() < 1 << 64 or Stamp.unpack(self.pack()) != self:
+            raise ValueError(f"{self} has no room in 64 bits")
+        return self
+
     @classmethod
     def unpack(cls, packed: int) -> Stamp:
         """The inverse of :meth:`pack`."""
@@ -63,6 +70,16 @@ class Seat(NamedTuple):
 MOST_EPOCHS_OF_A_ROUND = 1 << _BRANCH_BITS
 
 
+def _read_newcomer(fields: Any) -> Member:
+    if not all(isinstance(value, str) for value in fields.values()):
+        raise TypeError("the fields of a node are texts")
+    return Member(**fields, ranks=())
+
+
+def _written_newcomer(member: Member) -> dict[str, str]:
+    return {name: value for name, value in vars(member).items() if name != "ranks"}
+
+
 @dataclass(frozen=True)
 class Term:
     """One set of nodes of a group, decided by the orchestrator.
@@ -76,12 +93,19 @@ class Term:
         newcomers: those of the voters that were not in the plan of the opening, without ranks.
     """
 
-    number: int
-    generation: int
+    number: EpochNumber
+    generation: Generation
     voters: tuple[str, ...]
-    joined: tuple[int, ...]
+    joined: tuple[EpochNumber, ...]
     lost: tuple[tuple[str, str], ...] = ()
-    newcomers: tuple[Member, ...] = ()
+    newcomers: tuple[Annotated[Member, Form(_read_newcomer, _written_newcomer)], ...] = ()
+
+    def check(self) -> Term:
+        """Return it; ``ValueError`` where it is none that machines can work with."""
+        if not len({*self.voters}) == len(self.voters) == len(self.joined) > 0:
+            raise ValueError("a term names each of its voters once, with a number")
+        Stamp(self.number, 0, self.generation).check()
+        return self
 
     @property
     def leader(self) -> str:

@@ -50,6 +50,8 @@ from allfold_core.survival.instructions import (
 from allfold_core.survival.plans import first_epoch, first_record
 from allfold_core.survival.policy import GroupPolicy
 from allfold_core.survival.records import NO_EPOCH, Term
+from allfold_core.survival.term_record import TermRecord
+from allfold_core.wire.frames import FrameError
 from allfold_core.wire.local_wire import OpMessage
 from allfold_core.wire.peer_link import GroupMessage, LinkMessageType
 
@@ -83,7 +85,7 @@ class AgreeingGroup(OpAttempts):
         plan: Plan,
         resources: NodeResources,
         neighbours: Neighbours,
-        joins: Mapping[str, Any] | None = None,
+        joins: TermRecord | None = None,
     ) -> None:
         self.name = plan.group
         self.opening = plan.epoch
@@ -95,10 +97,10 @@ class AgreeingGroup(OpAttempts):
         self.deferred: set[tuple[str, int]] = set()
         self.evicted: PeerLost | None = None
         self._is_over_elsewhere = False
-        self.record: Mapping[str, Any] = first_record(plan) if joins is None else joins
+        self.record = first_record(plan) if joins is None else joins
         self._resources = resources
         self._neighbours = neighbours
-        term = codec.term_of_record(self.record)
+        term = _checked(self.record)
         self.lost_before = frozenset(term.lost)
         first = NO_EPOCH if joins else first_epoch(plan)
         self.members = Members(plan.members, term)
@@ -231,7 +233,7 @@ class AgreeingGroup(OpAttempts):
         """Send a node what it may have missed, as its link is up."""
         self._tell(partial(self.agreement.link_up, node))
 
-    def registers(self) -> Mapping[str, Any]:
+    def registers(self) -> TermRecord:
         """Return the record of the newest term: no other is taken until :meth:`registered`."""
         with self.table.lock:
             self.agreement.registers()
@@ -242,16 +244,16 @@ class AgreeingGroup(OpAttempts):
         """Note the store's generation: terms that older ones announced are refused from now on."""
         self._tell(partial(self.agreement.registered, generation))
 
-    def take_term(self, record: Mapping[str, Any], announced: int) -> None:
+    def take_term(self, record: TermRecord, announced: int) -> None:
         """Take in the announced record of a term; ``FrameError`` if it is not valid.
 
         Args:
             announced: the generation of the store that has announced it.
         """
-        term = codec.term_of_record(record)
+        term = _checked(record)
         self._tell(partial(self._take_term, term, record, announced))
 
-    def _take_term(self, term: Term, record: Mapping[str, Any], announced: int) -> None:
+    def _take_term(self, term: Term, record: TermRecord, announced: int) -> None:
         self.agreement.take_term(term, announced)
         if self.agreement.term == term:
             self.record = record
@@ -479,3 +481,11 @@ class AgreeingGroup(OpAttempts):
         self._edges.close(linger)
         with self.table.lock:
             self.results.close()
+
+
+def _checked(record: TermRecord) -> Term:
+    """Return the term of a record; ``FrameError`` where frames have no room for its number."""
+    try:
+        return record.term.check()
+    except ValueError as error:
+        raise FrameError(f"a record of a term cannot be used: {error}") from error

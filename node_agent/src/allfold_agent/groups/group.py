@@ -24,6 +24,7 @@ from allfold_core.plan import Plan
 from allfold_core.survival import codec
 from allfold_core.survival.judge import unpacked
 from allfold_core.survival.reports import Call, Doubt, Reason
+from allfold_core.survival.term_record import TermRecord
 from allfold_core.verdict import refused_by
 from allfold_core.wire.local_wire import MAX_OPEN_MESSAGES, MAX_OPEN_OPS, OpMessage, P2PMessage
 from allfold_core.wire.peer_link import GroupMessage, LinkMessageType
@@ -46,7 +47,7 @@ class Group(AgreeingGroup):
         plan: Plan,
         resources: NodeResources,
         neighbours: Neighbours,
-        joins: Mapping[str, Any] | None = None,
+        joins: TermRecord | None = None,
     ) -> None:
         self._submitted: dict[str, int] = {}  # by session, the last op that came as a message
         self._answered: dict[str, int] = {}  # the same, with those that were refused

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Collection
+from dataclasses import replace
 
-from allfold_core.survival.plans import term_fields, voter_of
-from allfold_core.survival.records import Epoch, Term
+from allfold_core.survival.records import Epoch, Seat, Term
+from allfold_core.survival.term_record import TermRecord, Voter
 
 
-def record_of(term: Term, announced: int, known: Mapping[str, Any]) -> Mapping[str, Any]:
+def record_of(term: Term, announced: int, known: TermRecord) -> TermRecord:
     """Return the record of a term that a node may have learned of from another one.
 
     Fields that the term does not have are taken from the known record.
@@ -18,16 +18,16 @@ def record_of(term: Term, announced: int, known: Mapping[str, Any]) -> Mapping[s
         announced: the generation of the store that has announced the term.
         known: of this term or an earlier one.
     """
-    if known["term"]["number"] >= term.number:
+    if known.term.number >= term.number:
         return known
-    voters = {**known["voters"], **{each.node: voter_of(each) for each in term.newcomers}}
+    voters = {**known.voters, **{each.node: Voter.of(each) for each in term.newcomers}}
     voters = {node: voters[node] for node in term.voters}
-    return {**known, "term": term_fields(term), "voters": voters, "generation": announced}
+    return replace(known, term=term, voters=voters, generation=announced)
 
 
 def with_seats(
-    record: Mapping[str, Any], epoch: Epoch, node: str, sessions: Collection[str]
-) -> Mapping[str, Any]:
+    record: TermRecord, epoch: Epoch, node: str, sessions: Collection[str]
+) -> TermRecord:
     """Return a record with the seats that are taken now; some have come or gone since the term.
 
     Seats of nodes that the term has left out are no longer taken.
@@ -37,15 +37,17 @@ def with_seats(
         node: this one.
         sessions: of the ranks that it has, those on their way into the group too.
     """
-    term = record["term"]
-    joined = dict(zip(term["voters"], term["joined"], strict=True))
+    joined = dict(zip(record.term.voters, record.term.joined, strict=True))
+    new = {other for other, number in joined.items() if number > epoch.stamp.term} - {node}
     seats = [
-        [seat.session, seat.node]
+        Seat(seat.session, seat.node)
         for seat in epoch.seats
-        if (seat.session in sessions if seat.node == node else seat.node in joined)
+        if (
+            seat.session in sessions
+            if seat.node == node
+            else seat.node in joined and seat.node not in new
+        )
     ]
-    new = {other for other, number in joined.items() if number > epoch.stamp.term}
-    seats = [seat for seat in seats if seat[1] == node or seat[1] not in new]
-    seats += [[seat, other] for seat, other in record["seats"] if other != node and other in new]
-    joining = sorted(set(sessions) - epoch.sessions)
-    return {**record, "seats": [*seats, *([session, node] for session in joining)]}
+    seats += [seat for seat in record.seats if seat.node in new]
+    seats += [Seat(session, node) for session in sorted(set(sessions) - epoch.sessions)]
+    return replace(record, seats=tuple(seats))

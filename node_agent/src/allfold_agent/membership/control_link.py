@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from time import monotonic
 from typing import Any, Protocol
 
-from allfold_agent.membership import control_messages as messages
 from allfold_agent.membership.control_socket import ControlRequests, Pack, Session, dial
 from allfold_agent.membership.orchestrator_client import (
     Forgotten,
@@ -23,9 +22,11 @@ from allfold_agent.membership.orchestrator_client import (
     outcome,
 )
 from allfold_agent.membership.registration import Registration
+from allfold_control import messages
 from allfold_core.errors import AllfoldError, Evicted, OrchestratorUnreachable, ServiceError
 from allfold_core.incident import Incident
 from allfold_core.survival.suspicion import Charge
+from allfold_core.survival.term_record import TermRecord
 from allfold_service.credentials import Credentials
 
 log = logging.getLogger(__name__)
@@ -49,8 +50,8 @@ Dial = Callable[[str, str, Credentials], Awaitable[Socket]]
 class ControlListener(Protocol):
     """The agent, as the control link sees it. All is called in the event loop; nothing may wait."""
 
-    def held(self) -> list[dict[str, Any]]:
-        """Return all groups of this node for a registration: ``group``, ``record``, ``is_out``.
+    def held(self) -> list[messages.Held]:
+        """Return all groups of this node for a registration.
 
         Each record is that of the newest term that :meth:`term` was given, whether or not it is
         acted upon yet: from here on no term of an earlier generation comes.
@@ -65,7 +66,7 @@ class ControlListener(Protocol):
         Accusations that were made before may be lost, and are to be made again.
         """
 
-    def term(self, generation: int, group: str, record: dict[str, Any]) -> None:
+    def term(self, generation: int, group: str, record: TermRecord) -> None:
         """Take the term of a group, announced in the generation of the last registration."""
 
     def evicted(self, how: str) -> None:
@@ -84,7 +85,7 @@ class ControlListener(Protocol):
     def heard(self) -> dict[str, float]:
         """Return the seconds since the last byte of each node that this one has a link to."""
 
-    def progress(self) -> list[dict[str, Any]]:
+    def progress(self) -> list[messages.Progress]:
         """Return how far each group is, for people."""
 
     def drain(self, reason: str) -> None:
@@ -134,18 +135,21 @@ class ControlLink:
             since: seconds since the accused was heard.
             lag: by how many seconds this node's own thread is late.
         """
-        text = messages.accuse(node, incarnation, charge, since, lag)
-        self._loop.call_soon_threadsafe(self._send, text)
+        accusation = messages.Accuse(
+            node=node, incarnation=incarnation, charge=charge, since=since, lag=lag
+        )
+        self._tell(accusation)
 
     def withdraw(self, node: str, incarnation: str, charge: Charge) -> None:
         """Take a charge back: the node was heard, or does its part again."""
-        text = messages.withdraw(node, incarnation, charge)
-        self._loop.call_soon_threadsafe(self._send, text)
+        self._tell(messages.Withdraw(node=node, incarnation=incarnation, charge=charge))
 
     def report(self, found: Incident) -> None:
         """Tell of an incident; lost where there is no link, as it is told again while it lasts."""
-        text = messages.incident(found)
-        self._loop.call_soon_threadsafe(self._send, text)
+        self._tell(messages.Told(incident=messages.IncidentReport(**found.to_dict())))
+
+    def _tell(self, message: messages.Up) -> None:
+        self._loop.call_soon_threadsafe(self._send, messages.dump(message))
 
     def opened(self) -> None:
         """A group was opened: register again if the orchestrator may not know of it.
@@ -276,8 +280,12 @@ class ControlLink:
     def _register(self) -> None:
         """Say what the node holds. What :meth:`_take` gives the listener next is newer."""
         self._session.registers(self._loop.time())
-        incarnation, held = self._registration.incarnation, self._listener.held()
-        self._send(messages.register(self._session.generation, incarnation, held))
+        request = messages.Register(
+            generation=self._session.generation,
+            incarnation=self._registration.incarnation,
+            groups=self._listener.held(),
+        )
+        self._send(messages.dump(request))
 
     def _beat(self, url: str) -> None:
         """Send a BEAT.
@@ -290,10 +298,15 @@ class ControlLink:
             raise OrchestratorUnreachable(
                 f"the orchestrator at {url} does not answer on the control link"
             )
-        number, listener = self._session.beat(now), self._listener
-        lag, heard, progress = listener.lag(), listener.heard(), listener.progress()
-        draining = listener.is_draining()
-        self._send(messages.beat(number, lag, heard, progress, draining=draining))
+        listener = self._listener
+        beat = messages.Beat(
+            number=self._session.beat(now),
+            lag=listener.lag(),
+            heard=listener.heard(),
+            progress=listener.progress(),
+            draining=listener.is_draining(),
+        )
+        self._send(messages.dump(beat))
 
     def _take(self, url: str, message: messages.Down) -> None:
         match message:
@@ -306,7 +319,8 @@ class ControlLink:
                 if self._session.takes_term_of(message.generation):
                     self._listener.term(message.generation, message.group, message.record)
             case messages.Probe():
-                self._send(messages.alive(message.nonce, self._listener.lag()))
+                answer = messages.Alive(nonce=message.nonce, lag=self._listener.lag())
+                self._send(messages.dump(answer))
             case messages.PingFor():
                 self._session.wants_extra_beat(self._loop.time())
             case messages.Cleared():
@@ -337,7 +351,7 @@ async def _send_all(socket: Socket, outgoing: asyncio.Queue[str]) -> None:
 
 def _parsed(url: str, text: str | bytes) -> messages.Down:
     try:
-        return messages.parse(text)
+        return messages.from_orchestrator(text)
     except (TypeError, ValueError) as error:
         raise OrchestratorUnreachable(
             f"a message of the orchestrator at {url} cannot be read: {error}; agents and "

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from allfold_agent.groups.group import Group
 from allfold_agent.membership.draining import Draining
 from allfold_agent.membership.group_terms import GroupTerms
 from allfold_agent.membership.witness import Witness
+from allfold_control.messages import Progress
 
 
 class NodeOnControlLink:
@@ -50,16 +50,16 @@ class NodeOnControlLink:
         self._terms.registered(generation, out)
         self._witness.again()
 
-    def progress(self) -> list[dict[str, Any]]:
+    def progress(self) -> list[Progress]:
         return [_progress(group) for group in self._groups()]
 
 
-def _progress(group: Group) -> dict[str, Any]:
+def _progress(group: Group) -> Progress:
     records = group.lanes.records
     records.harvest()  # now and then, as nobody else may look
-    return {
-        "group": group.name,
-        "epoch": group.opening,
-        "last_seq": max(records.last_called().values(), default=-1),
-        "in_flight": len(group.table.in_flight) + len(records.in_flight()),
-    }
+    return Progress(
+        group=group.name,
+        epoch=group.opening,
+        last_seq=max(records.last_called().values(), default=-1),
+        in_flight=len(group.table.in_flight) + len(records.in_flight()),
+    )

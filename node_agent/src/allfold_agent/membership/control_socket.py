@@ -11,8 +11,8 @@ from itertools import count
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
-from allfold_agent.membership.control_messages import Answer
 from allfold_agent.membership.orchestrator_client import Forgotten
+from allfold_control.messages import Answer
 from allfold_core.errors import AllfoldError, LocalError, OrchestratorUnreachable, ServiceError
 from allfold_service.credentials import Credentials
 from allfold_service.tls import TlsIdentity

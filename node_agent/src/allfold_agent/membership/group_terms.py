@@ -7,13 +7,15 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from allfold_agent.groups.group import Group
 from allfold_agent.groups.outcomes import evicted
 from allfold_agent.groups.registry import LastTerm, Registry
 from allfold_agent.runtime.locks import make_lock
 from allfold_agent.runtime.reactor import Reactor
+from allfold_control.messages import Held
+from allfold_core.survival.term_record import TermRecord
 from allfold_core.wire.frames import FrameError
 
 MAX_KEPT = 1024
@@ -110,8 +112,8 @@ class GroupTerms:
         self._is_registering = False
         self._generation = 0
         self._said: dict[str, int] = {}  # by group, the opening that a registration spoke of
-        self._disowned: dict[str, Mapping[str, Any]] = {}
-        self.let_in: Callable[[Mapping[str, Any]], None] = lambda _: None
+        self._disowned: dict[str, TermRecord] = {}
+        self.let_in: Callable[[TermRecord], None] = lambda _: None
         self.register: Callable[[], None] = lambda: None
 
     @property
@@ -134,7 +136,7 @@ class GroupTerms:
         after :meth:`held` was asked.
         """
         return bool(self._disowned) or any(
-            self._said.get(name) != group.opening and group.record["generation"] < self._generation
+            self._said.get(name) != group.opening and group.record.generation < self._generation
             for name, group in self._newest().items()
         )
 
@@ -142,7 +144,7 @@ class GroupTerms:
         """The groups by name; of one name that which was opened last."""
         return {group.name: group for group in self._registry.all()}
 
-    def held(self) -> list[dict[str, Any]]:
+    def held(self) -> list[Held]:
         """Return what a registration says of the groups; announcements under way are void."""
         with self._lock:
             self._registrations += 1
@@ -151,12 +153,12 @@ class GroupTerms:
             self._said = {name: group.opening for name, group in newest.items()}
         records = {name: group.registers() for name, group in newest.items()}
         disowned = [
-            {"group": name, "record": record, "is_out": True}
+            Held(group=name, record=record, is_out=True)
             for name, record in self._disowned.items()
-            if self._said.get(name, -1) < record["epoch"]
+            if self._said.get(name, -1) < record.epoch
         ]
         return disowned + [
-            {"group": name, "record": record, "is_out": newest[name].evicted is not None}
+            Held(group=name, record=record, is_out=newest[name].evicted is not None)
             for name, record in records.items()
         ]
 
@@ -189,52 +191,49 @@ class GroupTerms:
             if is_out or _is_forgotten(group, newest):
                 group.evict(evicted(group.name, self._node, _UNKNOWN))
 
-    def term(self, generation: int, group: str, record: Mapping[str, Any]) -> None:
+    def term(self, generation: int, group: str, record: TermRecord) -> None:
         """A term was announced, by a store of a generation."""
         if generation == self._generation:
             self._look_at(group, record)
         number = self._registrations
         self._reactor.call(partial(self._take, number, generation, group, record))
 
-    def _look_at(self, group: str, record: Mapping[str, Any]) -> None:
+    def _look_at(self, group: str, record: TermRecord) -> None:
         if self._is_let_in(record):
             self.let_in(record)
-        is_over = self._registry.last_term(group, record["epoch"]) is not None
+        is_over = self._registry.last_term(group, record.epoch) is not None
         if is_over and self.is_unknown(group, record):
             self.disown(group, record)
 
-    def is_unknown(self, group: str, record: Mapping[str, Any]) -> bool:
+    def is_unknown(self, group: str, record: TermRecord) -> bool:
         """Return True if a term takes this node for one that knows the group, and it does not.
 
         The plan of the opening has not come here, or a store has lost the term that has left this
         node out. The others wait for what it cannot know.
         """
-        opening, joined = record["epoch"], self._joined(record)
+        opening, joined = record.epoch, self._joined(record)
         last = self._registry.last_term(group, opening)
         is_open = last is None and self._registry.look_for(group, opening, 0.0) is not None
         if joined is None or is_open or self._registry.had_no_ranks(group, opening):
             return False
         return not self._is_let_in(record) or not _follows(record, joined, last)
 
-    def _joined(self, record: Mapping[str, Any]) -> int | None:
+    def _joined(self, record: TermRecord) -> int | None:
         """Return the number of the term that has let this life of the node in, if it votes."""
-        voter, term = record["voters"].get(self._node), record["term"]
-        if voter is None or voter["incarnation"] != self._incarnation():
+        if not record.has((self._node, self._incarnation())):
             return None
-        joined: int = term["joined"][term["voters"].index(self._node)]
-        return joined
+        return record.term.joined[record.term.voters.index(self._node)]
 
-    def disown(self, group: str, record: Mapping[str, Any]) -> None:
+    def disown(self, group: str, record: TermRecord) -> None:
         """Let the orchestrator know that this node is not in a group, whatever its term says."""
         self._disowned[group] = record
         self.register()
 
-    def _is_let_in(self, record: Mapping[str, Any]) -> bool:
-        term = record["term"]
-        known = {each["node"] for each in term.get("newcomers", ())}
-        return self._node in known.intersection(term["voters"])
+    def _is_let_in(self, record: TermRecord) -> bool:
+        known = {each.node for each in record.term.newcomers}
+        return self._node in known.intersection(record.term.voters)
 
-    def _take(self, number: int, generation: int, name: str, record: Mapping[str, Any]) -> None:
+    def _take(self, number: int, generation: int, name: str, record: TermRecord) -> None:
         def take(group: Group) -> None:
             with self._lock:
                 if number != self._registrations:
@@ -244,7 +243,7 @@ class GroupTerms:
                 except FrameError as error:
                     log.error("group '%s': the orchestrator sends nonsense: %s", name, error)
 
-        self._notices.apply(name, int(record["epoch"]), take)
+        self._notices.apply(name, record.epoch, take)
 
     def evicted(self, how: str) -> None:
         """This life of the node is over: so are all its groups here.
@@ -259,15 +258,14 @@ class GroupTerms:
             group.evict(evicted(group.name, self._node, how))
 
 
-def _follows(record: Mapping[str, Any], joined: int, last: LastTerm | None) -> bool:
+def _follows(record: TermRecord, joined: int, last: LastTerm | None) -> bool:
     """Return True if the term of this number, in which a node has joined, is later than its last.
 
     A store that has lost terms makes others of the same numbers.
     """
     if last is None:
         return True
-    term = record["term"]
-    is_new = joined == term["number"] and term["generation"] > last.generation
+    is_new = joined == record.term.number and record.term.generation > last.generation
     return is_new or joined > last.number
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from time import monotonic
@@ -12,7 +11,6 @@ from typing import Any
 
 from pydantic import BaseModel, Field, ValidationError
 
-from allfold_agent.membership import control_messages as messages
 from allfold_agent.membership.control_link import ControlLink
 from allfold_agent.membership.orchestrator_client import (
     Forgotten,
@@ -21,6 +19,8 @@ from allfold_agent.membership.orchestrator_client import (
     parsed,
 )
 from allfold_agent.membership.registration import Registration
+from allfold_control.messages import Ask, dump
+from allfold_control.records import read_record
 from allfold_core import group_options
 from allfold_core.errors import (
     AllfoldError,
@@ -33,6 +33,7 @@ from allfold_core.errors import (
 from allfold_core.group_key import digest
 from allfold_core.plan import Plan
 from allfold_core.survival.plans import joining_plan
+from allfold_core.survival.term_record import TermRecord
 from allfold_core.verdict import name_ranks
 from allfold_core.wire.local_wire import LONGEST_TIMEOUT
 
@@ -80,7 +81,7 @@ class Entry:
     """
 
     plan: Plan
-    record: Mapping[str, Any] | None = None
+    record: TermRecord | None = None
 
 
 @dataclass(frozen=True)
@@ -214,7 +215,7 @@ class Seats:
         def pack(number: int) -> str:  # when it is sent again, time has passed
             node = {"node": self._registration.node, "incarnation": self._registration.incarnation}
             place = {"group": request["group"], "wait": max(0.0, deadline - monotonic())}
-            return messages.join(number, seat | node | place)
+            return dump(Ask(type="join", number=number, body=seat | node | place))
 
         return await self._link.ask(pack, deadline, _ANSWER_SECONDS)
 
@@ -280,13 +281,16 @@ class Seats:
             return
         body = {"group": seat.group, "rank": seat.rank, **left}
         deadline = monotonic() + _GIVE_BACK_SECONDS
-        await self._link.ask(lambda number: messages.leave(number, body), deadline)
+        await self._link.ask(
+            lambda number: dump(Ask(type="leave", number=number, body=body)), deadline
+        )
 
 
 def _entry(answer: _Formation) -> Entry:
     try:
         if answer.record:
-            return Entry(joining_plan(answer.record), answer.record)
+            record = read_record(answer.record)
+            return Entry(joining_plan(record), record)
         return Entry(Plan.from_dict(answer.plan))
     except (KeyError, TypeError, ValueError) as error:
         raise OrchestratorUnreachable(

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from allfold_core.errors import InvalidArgument
+from allfold_core.message_fields import MAX_WORLD_SIZE, NAME_PATTERN, EpochNumber
 from allfold_orchestrator import __version__, wire
 from allfold_orchestrator.http.metrics import all_nodes
 from allfold_orchestrator.http.plan_bodies import PlanBodies
@@ -26,10 +27,10 @@ async def _service(request: Request) -> Orchestrator:
 
 
 Service = Annotated[Orchestrator, Depends(_service)]
-_NAME = {"pattern": wire.NAME_PATTERN}
+_NAME = {"pattern": NAME_PATTERN}
 NodeName = Annotated[str, Path(**_NAME, description="The node's name.")]
 GroupName = Annotated[str, Path(**_NAME, description="The group's name.")]
-RankNumber = Annotated[int, Path(ge=0, lt=wire.MAX_WORLD_SIZE)]
+RankNumber = Annotated[int, Path(ge=0, lt=MAX_WORLD_SIZE)]
 Session = Annotated[str, Query(**_NAME, description="The session of the rank's process.")]
 Incarnation = Annotated[
     str | None, Query(**_NAME, description="As the node registered: only the node knows it.")
@@ -200,9 +201,7 @@ PlanAnswer = wire.PlanComplete | wire.RunningGroup | wire.PlanWaiting
 )
 async def plan(
     group: GroupName,
-    epoch: Annotated[
-        int, Query(ge=0, le=wire.MAX_EPOCH, description="As the registration answered it.")
-    ],
+    epoch: Annotated[EpochNumber, Query(description="As the registration answered it.")],
     session: Session,
     service: Service,
     request: Request,
@@ -227,7 +226,8 @@ async def leave(
     service: Service,
     reason: Annotated[wire.LeaveReason, Query(description="Why the rank leaves.")] = "finished",
     ended: Annotated[
-        wire.EpochNumber, Query(description="The opening that its nodes say all others have left.")
+        EpochNumber,
+        Query(description="The opening that its nodes say all others have left."),
     ] = 0,
     was_joining: Annotated[
         bool, Query(description="Its node may not know yet that the group is complete.")

@@ -11,6 +11,7 @@ from fastapi import APIRouter, FastAPI, Request, Security
 from fastapi.responses import JSONResponse
 from fastapi.security import HTTPBearer
 
+from allfold_control.messages import MAX_MESSAGE_BYTES
 from allfold_core.errors import ServiceError
 from allfold_orchestrator import __version__, background, wire
 from allfold_orchestrator.http import (
@@ -25,7 +26,6 @@ from allfold_orchestrator.http.metrics import Metrics
 from allfold_orchestrator.http.plan_bodies import PlanBodies
 from allfold_orchestrator.http.request_times import CountRequests
 from allfold_orchestrator.links.control_links import ControlLinks
-from allfold_orchestrator.links.messages import MAX_MESSAGE_BYTES
 from allfold_orchestrator.observation.watch import Watch
 from allfold_orchestrator.service import Orchestrator
 from allfold_orchestrator.settings import Settings

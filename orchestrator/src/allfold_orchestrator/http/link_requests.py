@@ -13,20 +13,45 @@ import logging
 from collections.abc import Coroutine
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
+from allfold_control import messages
 from allfold_core.errors import AllfoldError, ServiceError
+from allfold_core.message_fields import EpochNumber, Name, Rank
 from allfold_core.schema import MESSAGE
 from allfold_orchestrator.http.plan_bodies import PlanBodies
-from allfold_orchestrator.links import messages
 from allfold_orchestrator.links.link import Link
 from allfold_orchestrator.membership.group_state import Leave, Reason
 from allfold_orchestrator.plan_waits import RECHECK_MAX_AGE
 from allfold_orchestrator.service import Orchestrator
 from allfold_orchestrator.store.failures import Refusal
+from allfold_orchestrator.wire import JoinGroup, LeaveReason
 from allfold_service.answers import invalid_request
 
 log = logging.getLogger(__name__)
+
+
+class JoinBody(JoinGroup):
+    """As ``POST /v1/groups/{group}/ranks``; answered as the plan that it then waits for."""
+
+    group: Name
+    wait: float = Field(
+        ge=0,
+        le=1e9,
+        allow_inf_nan=False,
+        description="Seconds, at most, for a plan.",
+    )
+
+
+class LeaveBody(messages.Given):
+    """As ``DELETE /v1/groups/{group}/ranks/{rank}``."""
+
+    group: Name
+    rank: Rank
+    session: Name
+    reason: LeaveReason
+    ended: EpochNumber = 0
+    was_joining: bool = False
 
 
 class LinkRequests:
@@ -71,19 +96,19 @@ class LinkRequests:
     # The requests
 
     async def _join(self, ask: messages.Ask) -> None:
-        body = messages.JoinBody.model_validate(ask.body)
+        body = JoinBody.model_validate(ask.body)
         seated = await self._orchestrator.join(body.group, body)
         if not self._link.is_over:
             self._begin(ask, self._wait(ask.number, body, seated.epoch), self._waiting)
 
-    async def _wait(self, number: int, body: messages.JoinBody, epoch: int) -> None:
+    async def _wait(self, number: int, body: JoinBody, epoch: int) -> None:
         found = await self._orchestrator.plan(
             body.group, epoch, body.session, body.wait, max_age=RECHECK_MAX_AGE
         )
         self._answer(number, self._plan_bodies.text(body.group, found))
 
     async def _leave(self, ask: messages.Ask) -> None:
-        body = messages.LeaveBody.model_validate(ask.body)
+        body = LeaveBody.model_validate(ask.body)
         if (joining := self._joining.get(body.session)) is not None:
             await asyncio.wait([joining])  # else the seat would be taken after it was left
         reason = Reason(body.reason)

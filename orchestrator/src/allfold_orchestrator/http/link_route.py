@@ -8,12 +8,13 @@ from typing import Annotated
 from fastapi import APIRouter, Path, WebSocket
 from starlette.websockets import WebSocketDisconnect
 
+from allfold_control import messages
 from allfold_core.errors import ServiceError
+from allfold_core.message_fields import NAME_PATTERN
 from allfold_orchestrator import wire
 from allfold_orchestrator.http.link_requests import LinkRequests
-from allfold_orchestrator.links import messages
 from allfold_orchestrator.links.control_links import ControlLinks, LifeIsOver, UnknownNode
-from allfold_orchestrator.links.link import Link
+from allfold_orchestrator.links.link import Link, life_is_over
 
 REGISTER_SECONDS = 5.0
 SILENT_SECONDS = 5.0
@@ -32,14 +33,14 @@ router = APIRouter(prefix="/v1")
 
 
 @router.websocket("/nodes/{node}/link")
-async def link(socket: WebSocket, node: Annotated[str, Path(pattern=wire.NAME_PATTERN)]) -> None:
+async def link(socket: WebSocket, node: Annotated[str, Path(pattern=NAME_PATTERN)]) -> None:
     """Serve one agent until either side ends the link."""
     links: ControlLinks = socket.app.state.links
     await socket.accept()
     try:
         await _serve(socket, links, await _opened(socket, links, node))
     except LifeIsOver as error:
-        await socket.send_text(messages.life_is_over(str(error)))
+        await socket.send_text(life_is_over(str(error)))
         await _close(socket, POLICY, f"the life of node {node} is over: it {error}")
     except UnknownNode as error:
         await _close(socket, UNKNOWN, str(error))
@@ -52,7 +53,7 @@ async def link(socket: WebSocket, node: Annotated[str, Path(pattern=wire.NAME_PA
 
 
 async def _opened(socket: WebSocket, links: ControlLinks, node: str) -> Link:
-    request = messages.parse(await _text(socket, REGISTER_SECONDS))
+    request = messages.from_agent(await _text(socket, REGISTER_SECONDS))
     if not isinstance(request, messages.Register):
         raise TypeError("the first message on a link has to be of type register")
     return await links.open(node, request)
@@ -66,7 +67,7 @@ async def _serve(socket: WebSocket, links: ControlLinks, opened: Link) -> None:
     requests = LinkRequests(opened, state.orchestrator, state.plan_bodies)
     try:
         while True:
-            message = messages.parse(await _text(socket, silent_seconds))
+            message = messages.from_agent(await _text(socket, silent_seconds))
             await links.receive(opened, message)
             if isinstance(message, messages.Ask):
                 requests.take(message)

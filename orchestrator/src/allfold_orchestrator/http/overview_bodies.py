@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from allfold_orchestrator.wire import IncidentReport
+from allfold_control.messages import IncidentReport
 from allfold_service.answers import Answer, Shown
 
 Json = dict[str, Any]

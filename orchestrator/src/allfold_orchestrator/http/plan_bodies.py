@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 
 from starlette.responses import Response
 
+from allfold_control.records import record_fields
 from allfold_core.plan import Plan
+from allfold_core.survival.term_record import TermRecord
 from allfold_orchestrator.membership.group_state import GroupState
-from allfold_orchestrator.membership.term_record import TermRecord
 from allfold_orchestrator.views import held_by
 from allfold_orchestrator.wire import PlanComplete, PlanWaiting, RunningGroup
 
@@ -91,7 +92,7 @@ def encode(found: Found) -> bytes:
     if isinstance(found, Plan):
         return PlanComplete(plan=found).model_dump_json().encode()
     if isinstance(found, TermRecord):
-        return RunningGroup(record=found.to_dict()).model_dump_json().encode()
+        return RunningGroup(record=record_fields(found)).model_dump_json().encode()
     forming = found.forming
     assert forming is not None, "who waits for a plan has a seat in a formation"
     waiting = PlanWaiting(

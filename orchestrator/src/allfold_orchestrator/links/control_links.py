@@ -14,8 +14,9 @@ from contextlib import suppress
 from time import monotonic
 from typing import TypeVar
 
+from allfold_control import messages
 from allfold_core.errors import ServiceError
-from allfold_orchestrator.links import messages
+from allfold_core.survival.term_record import Registration, StoreLife, TermRecord
 from allfold_orchestrator.links.dial import dial
 from allfold_orchestrator.links.jury_runner import TICK_SECONDS, Dial, JuryRunner
 from allfold_orchestrator.links.known_terms import KnownTerms
@@ -28,10 +29,8 @@ from allfold_orchestrator.membership.group_state import (
     LossShown,
 )
 from allfold_orchestrator.membership.reports import term_record
-from allfold_orchestrator.membership.term_record import Registration, StoreLife, TermRecord
 from allfold_orchestrator.service import Orchestrator
 from allfold_orchestrator.store.store import Store
-from allfold_orchestrator.wire import IncidentReport
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +66,7 @@ class ControlLinks:
         )
         store.on_change.append(self._hear)
         store.on_probe.append(self._ask)
-        store.on_drain.append(lambda life: self._links.send(life, messages.drain()))
+        store.on_drain.append(lambda life: self._links.send(life, messages.dump(messages.Drain())))
 
     @property
     def count(self) -> int:
@@ -149,7 +148,7 @@ class ControlLinks:
                 accused, charge = (message.node, message.incarnation), Charge(message.charge)
                 self._runner.jury.withdrawn(link.life, accused, charge)
 
-    async def _keep_incident(self, link: Link, incident: IncidentReport) -> None:
+    async def _keep_incident(self, link: Link, incident: messages.IncidentReport) -> None:
         """Keep an incident that the node of this link has found.
 
         Raises:
@@ -165,7 +164,7 @@ class ControlLinks:
         for held in request.groups:
             link.groups.setdefault(held.group, None)
             while True:
-                said = await self._report(held.group, request.report(link.life, held), life)
+                said = await self._report(link.life, request, held, life)
                 if not isinstance(said, LossShown):
                     break
                 life = await self._store.lives.outgrow(max(said.reported, life.generation))
@@ -173,20 +172,22 @@ class ControlLinks:
                 out.append(held.group)
         link.generation = life.generation
         link.groups = dict.fromkeys(link.groups)  # it drops what comes before this answer
-        link.send(messages.registered(life.generation, out=out))
+        answer = messages.Registered(generation=life.generation, out=out)
+        link.send(messages.dump(answer))
         self._recall_if_new(life)
         if life.generation < self._generation:  # it has changed while the agent registered
-            link.send(messages.recall(self._generation))
+            link.send(_recall(self._generation))
         seated = await self._store.nodes.groups_of(*link.life)
         self._changed.update(seated, link.groups)
         self._wake.set()
 
     async def _report(
-        self, group: str, report: Registration, life: StoreLife
+        self, node: Life, request: messages.Register, held: messages.Held, life: StoreLife
     ) -> AgentRegistered | LossShown:
+        report = Registration(node, request.generation, held.record, held.is_out)
         until = self._store.clock.now() + self._store.nodes.lease_seconds
         try:
-            said = await self._store.groups.submit(group, AgentRegisters(report, life, until))
+            said = await self._store.groups.submit(held.group, AgentRegisters(report, life, until))
         except ServiceError as error:
             if not error.details.get("unreadable"):
                 raise
@@ -201,10 +202,10 @@ class ControlLinks:
         ages = {life: beat.heard[life[0]] for life in heard}
         self._runner.execute(self._runner.jury.told(monotonic(), link.life, ages, beat.lag))
         if await self._extend_lease(link.life, beat):
-            link.send(messages.beat(beat.number))
+            link.send(messages.dump(messages.BeatAnswered(number=beat.number)))
             held = [(each.group, each.epoch) for each in beat.progress]
             if link.holds_ended(held, monotonic()):
-                link.send(messages.recall(link.generation))  # the answer names what it is out of
+                link.send(_recall(link.generation))  # the answer names what it is out of
             return
         node, incarnation = link.life
         record = await self._store.nodes.get(node)
@@ -275,12 +276,14 @@ class ControlLinks:
             linked = [link for link in self._links.values() if link.generation == self._generation]
             due = [link for link in linked if link.is_due(group, record)]
             if due:  # a term of thousands of nodes is megabytes: encoded once for all
-                text = messages.term(self._generation, group, record)
+                text = messages.dump(
+                    messages.TermAnnounced(generation=self._generation, group=group, record=record)
+                )
                 for link in due:
                     link.send(text)
             for link in linked:
                 if link.is_missed(group, record):
-                    link.send(messages.recall(self._generation))
+                    link.send(_recall(self._generation))
 
     async def _take_up(self, group: str, *, with_seats: bool = True) -> None:
         """Note the present term of a group, and drop all charges of and by those it leaves out.
@@ -325,7 +328,7 @@ class ControlLinks:
         self._generation = life.generation
         for link in self._links.values():
             if 0 < link.generation < life.generation:
-                link.send(messages.recall(life.generation))
+                link.send(_recall(life.generation))
 
     def _ask(self, life: Life) -> None:
         """Ask an agent for a sign of life that is linked here, whichever replica wants it."""
@@ -372,6 +375,10 @@ class ControlLinks:
         self._runner.close()
         for link in self._links.values():
             link.close()
+
+
+def _recall(generation: int) -> str:
+    return messages.dump(messages.Recall(generation=generation))
 
 
 async def _if_possible(write: Awaitable[T]) -> T | None:

@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from time import monotonic
 
+from allfold_control import messages
 from allfold_core.errors import ServiceError
-from allfold_orchestrator.links import messages
+from allfold_core.survival.term_record import TermRecord
 from allfold_orchestrator.links.dial import Dialled
 from allfold_orchestrator.links.known_terms import KnownTerms
 from allfold_orchestrator.links.link import Connected
@@ -17,7 +18,6 @@ from allfold_orchestrator.membership.cases import Charge
 from allfold_orchestrator.membership.group_state import Life
 from allfold_orchestrator.membership.jury import Ask, Cleared, Evict, Instruction, Jury, Probe
 from allfold_orchestrator.membership.reports import term_record
-from allfold_orchestrator.membership.term_record import TermRecord
 from allfold_orchestrator.membership.terms import may_evict
 from allfold_orchestrator.service import Orchestrator
 from allfold_orchestrator.store.judging import TurnIsOver
@@ -86,9 +86,11 @@ class JuryRunner:
                 case Probe(accused, members):
                     self._probe(accused, members)
                 case Ask(accuser, accused):
-                    self._links.send(accuser, messages.ping_for(accused))
+                    self._links.send(accuser, _ping_for(accused))
                 case Cleared(accuser, accused, patience):
-                    self._links.send(accuser, messages.cleared(accused, patience))
+                    node, incarnation = accused
+                    news = messages.Cleared(node=node, incarnation=incarnation, patience=patience)
+                    self._links.send(accuser, messages.dump(news))
                 case Evict(lives):
                     self._proven |= dict.fromkeys(lives, instruction)
         if instructions:
@@ -126,7 +128,7 @@ class JuryRunner:
         if life in self._links:
             self._links[life].ask()
         for member in members:
-            self._links.send(member, messages.ping_for(life))
+            self._links.send(member, _ping_for(life))
         url = self._terms.control_url(life)
         if url is not None:
             self._spawn(self._look_for(life, url))
@@ -295,3 +297,8 @@ class JuryRunner:
         """Stop looking for signs of life."""
         for task in self._tasks:
             task.cancel()
+
+
+def _ping_for(life: Life) -> str:
+    """Return the request to ping another node, whose age in the next BEAT is the answer."""
+    return messages.dump(messages.PingFor(node=life[0], incarnation=life[1]))

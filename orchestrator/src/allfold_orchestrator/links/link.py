@@ -7,9 +7,9 @@ import secrets
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from allfold_orchestrator.links import messages
+from allfold_control.messages import Probe, Registered, dump
+from allfold_core.survival.term_record import TermRecord
 from allfold_orchestrator.membership.group_state import Life
-from allfold_orchestrator.membership.term_record import TermRecord
 
 MAX_WAITING = 4096
 """Messages that an agent has not taken yet; one that lags further behind links anew."""
@@ -19,6 +19,11 @@ END_KNOWN_SECONDS = 15.0
 
 AnnouncedTerm = tuple[int, int, int]
 """Epoch, number and generation of the term that an agent was told of."""
+
+
+def life_is_over(how: str) -> str:
+    """Return the news, also in answer to REGISTER, that the agent was evicted; ``how``: why."""
+    return dump(Registered(is_evicted=True, how=how))
 
 
 @dataclass(eq=False)
@@ -120,11 +125,11 @@ class Link:
             return
         nonce = secrets.token_hex(8)
         self.probes.add(nonce)
-        self.send(messages.probe(nonce))
+        self.send(dump(Probe(nonce=nonce)))
 
     def end_life(self, how: str) -> None:
         """Tell the agent that its life is over, and how that is known, and close the link."""
-        self.send(messages.life_is_over(how))
+        self.send(life_is_over(how))
         self.close()
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from allfold_core.errors import AllfoldError, GroupFull, RegisterParamsMismatch, ServiceError
 from allfold_core.schema import work_together
 from allfold_core.survival.records import Seat
+from allfold_core.survival.term_record import TermRecord, Voter
 from allfold_core.verdict import counted
 from allfold_orchestrator.membership.group_state import (
     Epoch,
@@ -28,7 +29,6 @@ from allfold_orchestrator.membership.group_state import (
     params_of,
 )
 from allfold_orchestrator.membership.reports import term_record
-from allfold_orchestrator.membership.term_record import TermRecord, Voter
 from allfold_orchestrator.membership.terms import admit, recalled, without_empty_node
 
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from itertools import chain
 
 from allfold_core.errors import AllfoldError
+from allfold_core.survival.plans import first_record
 from allfold_orchestrator.membership.group_state import (
     AgentRegisters,
     Epoch,
@@ -62,7 +63,6 @@ from allfold_orchestrator.membership.reports import (
     without_lives,
     without_reported_seat,
 )
-from allfold_orchestrator.membership.terms import first_term
 
 # A term has the number of its opening at first, and stamps have 24 bits for that: enough for all
 # generations, which have 12.
@@ -214,7 +214,7 @@ def _complete_if_possible(state: GroupState, generation: int = 0) -> Outcome:
         last_epoch=forming.epoch,
         forming=None,
         current=Epoch(plan, forming.seats),
-        term=replace(first_term(plan), seats=()),
+        term=replace(first_record(plan), seats=()),
     )
     return completed, (PlanReady(plan),)
 

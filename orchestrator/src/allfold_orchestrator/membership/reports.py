@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from allfold_core.survival.term_record import TermRecord
 from allfold_orchestrator.membership.group_state import (
     AgentRegistered,
     AgentRegisters,
@@ -18,7 +19,6 @@ from allfold_orchestrator.membership.group_state import (
     RankSeat,
     Reason,
 )
-from allfold_orchestrator.membership.term_record import TermRecord
 from allfold_orchestrator.membership.terms import (
     evict,
     register,

@@ -13,11 +13,8 @@ from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, replace
 from zlib import crc32
 
-from allfold_core.plan import Plan
-from allfold_core.survival.plans import first_record
 from allfold_core.survival.records import Seat, Term
-from allfold_orchestrator.membership.group_state import RankSeat
-from allfold_orchestrator.membership.term_record import (
+from allfold_core.survival.term_record import (
     Life,
     Recall,
     Registration,
@@ -25,6 +22,7 @@ from allfold_orchestrator.membership.term_record import (
     TermRecord,
     Voter,
 )
+from allfold_orchestrator.membership.group_state import RankSeat
 
 FIRST_GENERATIONS = 1 << 10
 """A quarter of those that there are, as each further life of the store takes one."""
@@ -44,11 +42,6 @@ def store_life(stored: StoreLife | None, run_id: str) -> StoreLife:
 def outgrow(store: StoreLife, reported: int) -> StoreLife:
     """Return a life of the store above a generation that an agent has reported."""
     return replace(store, generation=max(store.generation, reported) + 1)
-
-
-def first_term(plan: Plan) -> TermRecord:
-    """Return the record of a group whose formation is complete: every node is a voter."""
-    return TermRecord.from_dict(first_record(plan))
 
 
 def seats_of(held: Mapping[int, RankSeat]) -> tuple[Seat, ...]:

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
+from allfold_control.records import read_record, record_fields
 from allfold_core.plan import Plan
 from allfold_orchestrator.membership.group_state import (
     Epoch,
@@ -29,7 +30,6 @@ from allfold_orchestrator.membership.group_state import (
     Reason,
 )
 from allfold_orchestrator.membership.rank_map import RankMap
-from allfold_orchestrator.membership.term_record import TermRecord
 from allfold_orchestrator.store import schemas
 
 Entry = TypeVar("Entry", RankSeat, Reason)
@@ -61,7 +61,7 @@ def changes(old: GroupState, new: GroupState) -> Changes:
         if new.term is None:
             result.delete.append("term")
         else:
-            result.write["term"] = _dump(new.term.to_dict())
+            result.write["term"] = _dump(record_fields(new.term))
     return result
 
 
@@ -161,7 +161,7 @@ def patch(state: GroupState, made: Changes) -> GroupState:
     _edit(left, new_left, gone["left"])
     term = None if "term" in made.delete else state.term
     if "term" in made.write:
-        term = TermRecord.from_dict(json.loads(made.write["term"]))
+        term = read_record(json.loads(made.write["term"]))
     return replace(_assemble(state.group, meta, seats, left, plans), term=term)
 
 

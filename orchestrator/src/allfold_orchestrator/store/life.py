@@ -6,7 +6,7 @@ import asyncio
 import secrets
 from typing import Any
 
-from allfold_orchestrator.membership.term_record import StoreLife
+from allfold_core.survival.term_record import StoreLife
 from allfold_orchestrator.membership.terms import outgrow, store_life
 from allfold_orchestrator.store import keys, schemas
 from allfold_orchestrator.store.failures import store_errors, until_undisputed

@@ -8,8 +8,8 @@ from contextlib import suppress
 
 from redis.exceptions import RedisError
 
+from allfold_core.survival.term_record import Life
 from allfold_orchestrator import background
-from allfold_orchestrator.membership.term_record import Life
 from allfold_orchestrator.store import keys
 from allfold_orchestrator.store.clock import Clock, StoreClock
 from allfold_orchestrator.store.failures import store_errors

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
 
+from allfold_core.message_fields import (
+    Address,
+    ControlUrl,
+    EpochNumber,
+    Form,
+    Generation,
+    Name,
+)
 from allfold_core.plan import Plan
-from allfold_core.survival.plans import term_fields
 from allfold_core.survival.records import Seat, Term
 from allfold_core.topology import Member
 
@@ -27,11 +34,17 @@ class StoreLife:
 class Voter:
     """One node of a term: its life, and where it listens."""
 
-    incarnation: str
-    data_address: str
-    control_url: str
+    incarnation: Name
+    data_address: Address
+    control_url: ControlUrl
     device_type: str = "cpu"
     zone: str = ""
+
+    @classmethod
+    def of(cls, member: Member) -> Voter:
+        """Return a node of a plan as one of a term."""
+        place = member.incarnation, member.data_address, member.control_url
+        return cls(*place, member.device_type, member.zone)
 
     def member(self, node: str) -> Member:
         """Return it as a node of a plan, without ranks."""
@@ -51,6 +64,17 @@ class Recall:
     registered: frozenset[str] = frozenset()
 
 
+def _read_seat(pair: Any) -> Seat:
+    session, node = pair
+    if not isinstance(session, str) or not isinstance(node, str):
+        raise TypeError("a seat has the names of a session and of a node")
+    return Seat(session, node)
+
+
+def _written_seat(seat: Seat) -> list[str]:
+    return [seat.session, seat.node]
+
+
 @dataclass(frozen=True, slots=True)
 class TermRecord:
     """The record of a group's term.
@@ -68,13 +92,13 @@ class TermRecord:
             and their nodes. Of a group that an older release opened, the number is 0.
     """
 
-    epoch: int
+    epoch: EpochNumber
     term: Term
-    voters: Mapping[str, Voter]
-    seats: tuple[Seat, ...]
-    generation: int
+    voters: Mapping[Name, Voter]
+    seats: tuple[Annotated[Seat, Form(_read_seat, _written_seat)], ...]
+    generation: Generation
     recall: Recall | None = None
-    plan: Plan | None = None
+    plan: Annotated[Plan, Form(Plan.from_dict, Plan.to_dict)] | None = None
 
     def is_trusted(self, now: float) -> bool:
         """Return True unless agents may still report a newer term."""
@@ -99,46 +123,14 @@ class TermRecord:
         voter = self.voters.get(life[0])
         return voter is not None and voter.incarnation == life[1]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form, which :meth:`from_dict` reads."""
-        recall = self.recall
-        return {
-            "epoch": self.epoch,
-            "term": term_fields(self.term),
-            "voters": {name: asdict(voter) for name, voter in self.voters.items()},
-            "seats": [[seat.session, seat.node] for seat in self.seats],
-            "generation": self.generation,
-            "recall": recall and {"until": recall.until, "registered": sorted(recall.registered)},
-            "plan": self.plan and self.plan.to_dict(),
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> TermRecord:
-        """Return the record that :meth:`to_dict` wrote.
-
-        Raises:
-            KeyError, TypeError, ValueError: it is damaged.
-        """
-        term, recall = data["term"], data["recall"]
-        lost = tuple((node, how) for node, how in term["lost"])
-        newcomers = term.get("newcomers", ())
-        members = tuple(Member(**{**member, "ranks": ()}) for member in newcomers)
-        lists = {
-            "voters": tuple(term["voters"]),
-            "joined": tuple(term["joined"]),
-            "lost": lost,
-            "newcomers": members,
-        }
-        plan = data.get("plan")
-        return cls(
-            epoch=data["epoch"],
-            term=Term(**{**term, **lists}),
-            voters={name: Voter(**voter) for name, voter in data["voters"].items()},
-            seats=tuple(Seat(session, node) for session, node in data["seats"]),
-            generation=data["generation"],
-            recall=recall and Recall(recall["until"], frozenset(recall["registered"])),
-            plan=plan and Plan.from_dict(plan),
-        )
+    def check(self) -> TermRecord:
+        """Return it; ``ValueError`` unless its parts fit each other."""
+        names, joined = self.term.voters, self.term.joined
+        if not names or not len(names) == len(joined) == len(self.voters):
+            raise ValueError("a term names each of its voters once, with an address and a number")
+        if set(names) != self.voters.keys():
+            raise ValueError("a term has other voters than its record")
+        return self
 
 
 @dataclass(frozen=True, slots=True)
