@@ -47,7 +47,7 @@ AT_ONCE := --no-print-directory --jobs 2 --output-sync=target
 unexport PYTHONDONTWRITEBYTECODE
 
 # The tiers, and what each runs beside the one before it: tests/support/tiers.py.
-PURE := tests/core tests/orchestrator/membership
+PURE := tests/control tests/core tests/orchestrator/membership
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 PURE_TESTS = $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --hypothesis-seed=0 -m "not long" $(PURE)
 TORCH ?= 2.14.1

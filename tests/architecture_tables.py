@@ -220,7 +220,8 @@ def said_on_control_links(union: Any) -> str:
     """The messages of one direction: their types, their docstrings and their fields."""
     lines = []
     for model in get_args(union):
-        about = markdown((inspect.getdoc(model) or "").split("\n\nAttributes")[0]).replace("  ", " ")
+        said = (inspect.getdoc(model) or "").split("\n\nAttributes")[0]
+        about = markdown(said).replace("  ", " ")
         fields = [f"`{name}`" for name in model.model_fields if name != "type"]
         kinds = get_args(model.model_fields["type"].annotation)
         lines.append([", ".join(f"`{kind}`" for kind in kinds), about, ", ".join(fields)])

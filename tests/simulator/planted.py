@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from allfold_agent.groups import agreement, round_leader
-from allfold_core.survival import codec
+from allfold_control.survival import unpack
 from allfold_core.survival.agent_machine import AgentMachine
 from allfold_core.survival.reports import Install
 from allfold_core.wire.peer_link import LinkMessageType
@@ -59,7 +59,7 @@ def hears_who_is_left_out(
     report, and counts as decided there, too.
     """
     if kind is LinkMessageType.INSTALL:
-        self.install(codec.unpack_install(body))
+        self.install(unpack(Install, body))
     else:
         REAL_RECEIVE(self, node, kind, body)
 

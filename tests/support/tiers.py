@@ -21,7 +21,7 @@ import pytest
 from _pytest.mark.structures import ParameterSet
 
 NEVER_IN_THE_GATE = pytest.StashKey[set[str]]()
-PURE = ("tests/core/", "tests/orchestrator/membership/")
+PURE = ("tests/control/", "tests/core/", "tests/orchestrator/membership/")
 CLIENTS = "tests/clients/"
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from allfold_core.message_fields import Rate, Seconds
+
 
 @dataclass(frozen=True)
 class LinkModel:
@@ -36,7 +38,7 @@ class SlowLink(NamedTuple):
 
     source: str
     destination: str
-    seconds_per_byte: float
+    seconds_per_byte: Rate
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Layout:
 
     ring: tuple[str, ...] = ()
     tree: tuple[str, ...] = ()
-    usual: float = 0.0
+    usual: Seconds = 0.0
     slow: tuple[SlowLink, ...] = ()
     reason: str = ""
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from allfold_control.survival import pack, unpack
 from allfold_core.operations import Kind
-from allfold_core.survival import codec
 from allfold_core.survival.decision import decide
 from allfold_core.survival.instructions import OpenLane, SendWishes, Start
 from allfold_core.survival.lane_opening import first_in_lane, is_wished
@@ -77,13 +77,13 @@ def test_nobody_wishes_for_the_lane_of_a_group_that_is_over() -> None:
 def test_a_round_that_all_nodes_wish_for_opens_the_lane_with_its_decision() -> None:
     install = decide(POLICY, TERM, 1, {"a": said("a"), "b": said("b")}, {}, lambda *_: None)
     assert install.lane >= 0
-    assert codec.unpack_install(codec.pack_install(install)) == install
+    assert unpack(Install, pack(install)) == install
 
 
 def test_a_decision_without_a_word_of_the_lane_opens_none() -> None:
-    packed = codec.pack_install(decided({}))
+    packed = pack(decided({}))
     del packed["lane"]
-    assert codec.unpack_install(packed).lane == NO_LANE
+    assert unpack(Install, packed).lane == NO_LANE
 
 
 def test_the_leader_opens_the_lane_once_the_last_node_wishes_for_it() -> None:

@@ -17,8 +17,8 @@ from allfold_agent.groups.registry import Registry
 from allfold_agent.membership.group_links import GroupLinks
 from allfold_agent.membership.group_terms import EarlyNotices
 from allfold_agent.membership.links import PeerLinks
+from allfold_control.survival import Closed, pack
 from allfold_core.errors import PeerLost
-from allfold_core.survival import codec
 from allfold_core.survival.plans import first_record
 from allfold_core.survival.reports import Doubt, Reason
 from allfold_core.survival.suspicion import Awaited, Observation
@@ -63,7 +63,7 @@ def links(local: LocalGroups) -> Links:
 def doubt(opening: int = OPENING) -> GroupMessage:
     """Another node says that an op cannot be done."""
     error = '{"code": "AF301", "message": "it is impossible", "details": {}}'
-    body = codec.pack_doubt(Doubt(0, Reason.FAILED, error=error))
+    body = pack(Doubt(0, Reason.FAILED, error=error))
     return GroupMessage(LinkMessageType.DOUBT, "test", opening, body)
 
 
@@ -240,7 +240,7 @@ def test_a_node_without_which_a_group_goes_on_waits_for_nobody_in_it(node: int) 
 
 
 def closed(*, all_left: bool = False) -> GroupMessage:
-    body = codec.pack_closed(all_left=all_left)
+    body = pack(Closed(all_left))
     return GroupMessage(LinkMessageType.CLOSED, "test", OPENING, body)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, NamedTuple
 
-from allfold_core.message_fields import EpochNumber, Form, Generation
+from allfold_core.message_fields import EpochNumber, Form, Generation, LastSeq, Number, Seq
 from allfold_core.topology import AS_OPENED, Layout, Member
 
 _ROUND_BITS = 24
@@ -51,6 +51,17 @@ class Stamp(NamedTuple):
         return cls(rest >> _ROUND_BITS, rest & (1 << _ROUND_BITS) - 1, generation, branch)
 
 
+def _read_stamp(packed: Any) -> Stamp:
+    if type(packed) is not int:
+        raise TypeError("a stamp is a number")
+    stamp = Stamp.unpack(packed)
+    return stamp if stamp == _NO_STAMP else stamp.check()
+
+
+_NO_STAMP = Stamp(-1, 0, 0)
+PackedStamp = Annotated[Stamp, Form(_read_stamp, Stamp.pack)]
+
+
 class Seat(NamedTuple):
     """One rank of an epoch; its rank number is its place among the seats.
 
@@ -63,8 +74,8 @@ class Seat(NamedTuple):
 
     session: str
     node: str
-    number: int = 0
-    since: int = 0
+    number: Number = 0
+    since: Seq = 0
 
 
 MOST_EPOCHS_OF_A_ROUND = 1 << _BRANCH_BITS
@@ -162,14 +173,14 @@ class Epoch:
         edges: the number of edges announced so far.
     """
 
-    stamp: Stamp
-    ordinal: int
+    stamp: PackedStamp
+    ordinal: LastSeq
     seats: tuple[Seat, ...]
     change: str = ""
     layout: Layout = AS_OPENED
-    seated: int = 0
+    seated: Number = 0
     waiting: tuple[str, ...] = ()
-    edges: int = 0
+    edges: Number = 0
 
     @property
     def edge(self) -> int:
@@ -215,5 +226,5 @@ class Epoch:
         return tuple(s for s in self.seats if s.session not in dead and s.node in nodes)
 
 
-NO_EPOCH = Epoch(Stamp(-1, 0, 0), -1, ())
+NO_EPOCH = Epoch(_NO_STAMP, -1, ())
 """The epoch of a node that is not in the group yet; older than any other epoch."""

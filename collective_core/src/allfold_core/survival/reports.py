@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Annotated, Any
 
+from allfold_core.message_fields import Form, LastSeq, Number, Seconds, Seq
 from allfold_core.operations import Fingerprint, Kind
-from allfold_core.survival.records import Epoch, Stamp, Term
+from allfold_core.survival.records import Epoch, PackedStamp, Term
 
 
 class OpState(IntEnum):
@@ -41,6 +43,14 @@ def may_shrink(kind: Kind) -> bool:
     return kind in _SHRINKING
 
 
+def _read_fingerprint(text: Any) -> Fingerprint:
+    return Fingerprint.unpack(bytes.fromhex(text))
+
+
+def _written_fingerprint(fingerprint: Fingerprint) -> str:
+    return fingerprint.pack().hex()
+
+
 @dataclass(frozen=True)
 class Call:
     """The call of one rank.
@@ -51,8 +61,8 @@ class Call:
         root: the session of the root, where the kind has one; ``""`` otherwise.
     """
 
-    view: int
-    fingerprint: Fingerprint
+    view: Number
+    fingerprint: Annotated[Fingerprint, Form(_read_fingerprint, _written_fingerprint)]
     root: str = ""
 
     @property
@@ -72,10 +82,10 @@ class OpReport:
     """
 
     state: OpState
-    stamp: Stamp | None = None
+    stamp: PackedStamp | None = None
     calls: Mapping[str, Call] = field(default_factory=dict)
     error: str = ""
-    ordinal: int = 0
+    ordinal: Number = 0
 
 
 @dataclass(frozen=True)
@@ -91,7 +101,7 @@ class Wishes:
 
     join: tuple[str, ...] = ()
     leave: tuple[str, ...] = ()
-    at_edge: Mapping[str, int] = field(default_factory=dict)
+    at_edge: Mapping[str, Seq] = field(default_factory=dict)
     lane: bool = False
 
 
@@ -121,17 +131,17 @@ class Report:
 
     node: str
     term: Term
-    round: int
+    round: Number
     epoch: Epoch
     older: tuple[Epoch, ...]
     dead: Mapping[str, str]
-    floor: int
-    called: Mapping[str, int]
-    ops: Mapping[int, OpReport]
-    deferred: Mapping[str, int] = field(default_factory=dict)
-    announced: int = 0
+    floor: LastSeq
+    called: Mapping[str, Seq]
+    ops: Mapping[Seq, OpReport]
+    deferred: Mapping[str, Seq] = field(default_factory=dict)
+    announced: Number = 0
     wishes: Wishes = NO_WISHES
-    passed: int = -1
+    passed: LastSeq = -1
 
 
 class Reason(IntEnum):
@@ -153,11 +163,11 @@ class Doubt:
         stamp: of the attempt that it is about, and no later one; ``None`` where it is the op.
     """
 
-    seq: int
+    seq: Seq
     reason: Reason
-    waited: float = 0.0
+    waited: Seconds = 0.0
     error: str = ""
-    stamp: Stamp | None = None
+    stamp: PackedStamp | None = None
 
 
 @dataclass(frozen=True)
@@ -165,14 +175,14 @@ class Fail:
     """The op has failed on every node: the same error, and the same epoch with it."""
 
     error: str
-    ordinal: int
+    ordinal: Number
 
 
 @dataclass(frozen=True)
 class Forward:
     """The op has succeeded in the epoch of a stamp; these nodes hold its result."""
 
-    stamp: Stamp
+    stamp: PackedStamp
     holders: tuple[str, ...]
 
 
@@ -180,7 +190,7 @@ class Forward:
 class Run:
     """The op is to be run in the epoch of a stamp; where it runs in that already, it goes on."""
 
-    stamp: Stamp
+    stamp: PackedStamp
 
 
 Outcome = Fail | Forward | Run
@@ -199,11 +209,11 @@ class Install:
         lane: the first op that goes by the short lane; :data:`NO_LANE` for none.
     """
 
-    term: int
-    round: int
+    term: Number
+    round: Number
     epoch: Epoch
     older: tuple[Epoch, ...]
-    floor: int
-    outcomes: Mapping[int, Outcome]
+    floor: LastSeq
+    outcomes: Mapping[Seq, Outcome]
     dead: frozenset[str] = frozenset()
-    lane: int = NO_LANE
+    lane: LastSeq = NO_LANE

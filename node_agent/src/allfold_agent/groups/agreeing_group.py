@@ -28,10 +28,11 @@ from allfold_agent.groups.op_table import OpTable
 from allfold_agent.groups.outcomes import Outcomes, evicted
 from allfold_agent.groups.results import Results
 from allfold_agent.groups.term_record import record_of, with_seats
+from allfold_control.survival import Closed, pack, unpack
 from allfold_core.diagnosis.hindrances import Hindrances
 from allfold_core.errors import AllfoldError, PeerLost
 from allfold_core.plan import Plan
-from allfold_core.survival import codec, records
+from allfold_core.survival import records
 from allfold_core.survival.instructions import (
     Cancel,
     Drop,
@@ -215,7 +216,7 @@ class AgreeingGroup(OpAttempts):
     def receive(self, node: str, message: GroupMessage) -> None:
         """Take in a message of another node; ``FrameError`` where it is none."""
         if message.type is LinkMessageType.CLOSED:
-            self._closed_elsewhere(node, all_left=codec.unpack_closed(message.body))
+            self._closed_elsewhere(node, all_left=unpack(Closed, message.body).all_left)
         else:
             self._tell(partial(self.agreement.receive, node, message.type, message.body))
 
@@ -340,7 +341,7 @@ class AgreeingGroup(OpAttempts):
         self._settle_joins()
         for node in self.agreement.term.voters:  # others may wait for this one's reports
             if node != self.node:
-                self.send(node, LinkMessageType.CLOSED, codec.pack_closed(all_left=True))
+                self.send(node, LinkMessageType.CLOSED, pack(Closed(all_left=True)))
         self._events.add_due(partial(self._neighbours.group_over, self))
 
     def rank_ended(self, session: str, how: str, *, withdraws: bool = False) -> None:

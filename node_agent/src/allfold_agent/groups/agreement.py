@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 from allfold_agent.groups.closing_signals import ClosingSignals
 from allfold_agent.groups.round_leader import RoundLeader
+from allfold_control.survival import Announced, Dead, Held, RoundBegun, pack, unpack
 from allfold_core.diagnosis.hindrances import Hindrances
-from allfold_core.survival import codec
 from allfold_core.survival.agent_machine import AgentMachine
 from allfold_core.survival.instructions import (
     Instruction,
@@ -29,7 +29,7 @@ from allfold_core.survival.instructions import (
 )
 from allfold_core.survival.policy import GroupPolicy
 from allfold_core.survival.records import NO_EPOCH, Epoch, Stamp, Term
-from allfold_core.survival.reports import NO_WISHES, Call, Doubt, Install, Reason, Report
+from allfold_core.survival.reports import NO_WISHES, Call, Doubt, Install, Reason, Report, Wishes
 from allfold_core.topology import Layout
 from allfold_core.wire.peer_link import LinkMessageType
 
@@ -153,7 +153,7 @@ class Agreement:
         """Have ops judged that cannot go on."""
         for each in doubts:
             self._doubts[each.seq] = each
-            self._tell_leader(LinkMessageType.DOUBT, codec.pack_doubt(each))
+            self._tell_leader(LinkMessageType.DOUBT, pack(each))
 
     def arrange(self, layout: Layout) -> None:
         """Have the nodes stand in another order; nothing happens unless this node is the leader."""
@@ -214,7 +214,7 @@ class Agreement:
 
     def teach(self, node: str) -> None:
         """Send a node the term, which it may not know."""
-        told = codec.pack_announced(self.term, self.announced)
+        told = pack(Announced(self.term, self.announced))
         self._send(node, LinkMessageType.TERM, told)
 
     def learn_floor(self, floor: int) -> None:
@@ -236,28 +236,31 @@ class Agreement:
     def receive(self, node: str, kind: LinkMessageType, body: Mapping[str, Any]) -> None:
         """Take in a message; ``ValueError`` where it is none."""
         if kind is LinkMessageType.TERM:
-            self.take_term(*codec.unpack_announced(body))
+            told = unpack(Announced, body)
+            self.take_term(told.term, told.announced)
             return
-        if kind is LinkMessageType.FROZEN and self._take_early(codec.unpack_report(body)):
+        if kind is LinkMessageType.FROZEN and self._take_early(unpack(Report, body)):
             return
         if node not in self.term.voters:  # it has yet to hear that a term leaves it out
             self.teach(node)
             return
         match kind:
             case LinkMessageType.FREEZE:
-                self.asked_to_freeze(*codec.unpack_freeze(body))
+                begun = unpack(RoundBegun, body)
+                self.asked_to_freeze(begun.term, begun.round, begun.doubts)
             case LinkMessageType.FROZEN:
-                self._leader.take_report(codec.unpack_report(body))
+                self._leader.take_report(unpack(Report, body))
             case LinkMessageType.INSTALL:
-                self.install(codec.unpack_install(body))
+                self.install(unpack(Install, body))
             case LinkMessageType.DOWN:
-                self._leader.down(codec.unpack_down(body))
+                self._leader.down(unpack(Dead, body).dead)
             case LinkMessageType.WISHES:
-                self._leader.wish(node, codec.unpack_wishes(body))
+                self._leader.wish(node, unpack(Wishes, body))
             case LinkMessageType.DOUBT:
-                self._leader.doubt(codec.unpack_doubt(body))
+                self._leader.doubt(unpack(Doubt, body))
             case LinkMessageType.HELD:
-                self._closing.note(node, *codec.unpack_held(body))
+                held = unpack(Held, body)
+                self._closing.note(node, held.seq, held.stamp)
             case _:
                 log.warning("group '%s': node %s sends %s", self._policy.group, node, kind.name)
 
@@ -266,7 +269,7 @@ class Agreement:
         if node == self.term.leader:
             if self.machine.frozen and self._report is not None:
                 report = replace(self._report, announced=self.announced)
-                self._send(node, LinkMessageType.FROZEN, codec.pack_report(report))
+                self._send(node, LinkMessageType.FROZEN, pack(report))
             self._tell_leader_again()
         self._leader.repeat(node)
         self._closing.repeat(node)
@@ -301,11 +304,11 @@ class Agreement:
             case SendReport(report):
                 self._send_report(report)
             case SendDown(dead):
-                self._tell_leader(LinkMessageType.DOWN, codec.pack_down(dict(dead)))
+                self._tell_leader(LinkMessageType.DOWN, pack(Dead(dict(dead))))
             case SendDoubt(doubt):
                 self.doubt([doubt])
             case SendWishes(wishes):
-                self._tell_leader(LinkMessageType.WISHES, codec.pack_wishes(wishes))
+                self._tell_leader(LinkMessageType.WISHES, pack(wishes))
 
     def _tell_leader(self, kind: LinkMessageType, body: dict[str, Any]) -> None:
         if self._leader.leads:
@@ -346,7 +349,7 @@ class Agreement:
         if self._leader.leads:
             self._leader.take_report(report)
         else:
-            self._send(self.term.leader, LinkMessageType.FROZEN, codec.pack_report(report))
+            self._send(self.term.leader, LinkMessageType.FROZEN, pack(report))
 
     def install(self, install: Install) -> None:
         """Do what was decided, if this node has reported to that very round."""
@@ -369,10 +372,10 @@ class Agreement:
         in its term, and then it drops all but the report.
         """
         if gone := self._gone():
-            self._tell_leader(LinkMessageType.DOWN, codec.pack_down(gone))
+            self._tell_leader(LinkMessageType.DOWN, pack(Dead(gone)))
         wishes = self.machine.wishes
         if wishes != NO_WISHES or self.machine.has_wished:  # also that it wishes no more
-            self._tell_leader(LinkMessageType.WISHES, codec.pack_wishes(wishes))
+            self._tell_leader(LinkMessageType.WISHES, pack(wishes))
         self.doubt(list(self._doubts.values()))
 
     def _gone(self) -> dict[str, str]:

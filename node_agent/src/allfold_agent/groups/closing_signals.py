@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
-from allfold_core.survival import codec
+from allfold_control.survival import Held, pack
 from allfold_core.survival.agent_machine import AgentMachine
 from allfold_core.survival.instructions import Instructions
 from allfold_core.survival.records import Stamp
@@ -50,13 +50,13 @@ class ClosingSignals:
         assert stamp is not None  # it has run
         for node in machine.epochs[stamp].nodes:
             if node != machine.node:
-                self._send(node, LinkMessageType.HELD, codec.pack_held(seq, stamp))
+                self._send(node, LinkMessageType.HELD, pack(Held(seq, stamp)))
         self._close_if_complete(seq, stamp)
 
     def repeat(self, node: str) -> None:
         """Send a node again what it may have missed, as the link to it was down."""
         for seq, stamp in self._machine.unclosed():
-            self._send(node, LinkMessageType.HELD, codec.pack_held(seq, stamp))
+            self._send(node, LinkMessageType.HELD, pack(Held(seq, stamp)))
 
     def note(self, node: str, seq: int, stamp: Stamp) -> None:
         """Note that another node holds its part of an op's result, in the epoch of a stamp."""

@@ -18,10 +18,10 @@ from allfold_agent.groups.outcomes import breakdown, refuse
 from allfold_agent.groups.short_lane import ShortLane
 from allfold_agent.groups.standstill import Standstill, describe_round, hold_messages
 from allfold_agent.groups.watched_group import WatchedGroup
+from allfold_control.survival import Rates, unpack
 from allfold_core.errors import AllfoldError, InvalidArgument, LocalError, PeerLost
 from allfold_core.incident import Incident
 from allfold_core.plan import Plan
-from allfold_core.survival import codec
 from allfold_core.survival.judge import unpacked
 from allfold_core.survival.reports import Call, Doubt, Reason
 from allfold_core.survival.term_record import TermRecord
@@ -303,7 +303,7 @@ class Group(AgreeingGroup):
     def receive(self, node: str, message: GroupMessage) -> None:
         """Take in a message of another node; ``FrameError`` where it is none."""
         if message.type is LinkMessageType.RATES:
-            self.link_watch.note(node, codec.unpack_rates(message.body))
+            self.link_watch.note(node, unpack(Rates, message.body).rates)
         elif message.type is LinkMessageType.OBSERVED:
             self.on_observed(node, message.body)
         else:

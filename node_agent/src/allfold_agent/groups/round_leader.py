@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
+from allfold_control.survival import RoundBegun, pack
 from allfold_core.diagnosis.hindrances import Hindrances
-from allfold_core.survival import codec
 from allfold_core.survival.judge import judge_calls
 from allfold_core.survival.leader_machine import Freeze, LeaderMachine
 from allfold_core.survival.policy import GroupPolicy
@@ -141,7 +141,7 @@ class RoundLeader:
         named = (report.term.number, report.round)
         if decided is not None and named == (decided.term, decided.round):
             # its decision was lost with the link
-            self._send(report.node, LinkMessageType.INSTALL, codec.pack_install(decided))
+            self._send(report.node, LinkMessageType.INSTALL, pack(decided))
             return
         self._act(machine, machine.report(report))
 
@@ -155,7 +155,7 @@ class RoundLeader:
         elif node in machine.missing:
             self._send(node, LinkMessageType.FREEZE, _freeze_body(machine))
         if self._decided is not None:
-            self._send(node, LinkMessageType.INSTALL, codec.pack_install(self._decided))
+            self._send(node, LinkMessageType.INSTALL, pack(self._decided))
 
     def _act(self, machine: LeaderMachine, made: Iterable[Freeze | Install]) -> None:
         for each in made:
@@ -164,7 +164,7 @@ class RoundLeader:
                 self._voter.asked_to_freeze(each.term, each.round, machine.doubts)
             else:
                 self._decided = each
-                self._tell_others(LinkMessageType.INSTALL, codec.pack_install(each))
+                self._tell_others(LinkMessageType.INSTALL, pack(each))
                 self._voter.install(each)
 
     def _tell_others(self, kind: LinkMessageType, body: dict[str, Any]) -> None:
@@ -174,4 +174,4 @@ class RoundLeader:
 
 
 def _freeze_body(machine: LeaderMachine) -> dict[str, Any]:
-    return codec.pack_freeze(machine.term.number, machine.round, machine.doubts)
+    return pack(RoundBegun(machine.term.number, machine.round, (*machine.doubts,)))

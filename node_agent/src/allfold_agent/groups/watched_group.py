@@ -7,7 +7,8 @@ from functools import partial
 
 from allfold_agent.groups.agreeing_group import AgreeingGroup
 from allfold_agent.groups.epoch import NodeResources
-from allfold_core.survival import codec, records
+from allfold_control.survival import Rates, pack
+from allfold_core.survival import records
 from allfold_core.survival.records import Term
 from allfold_core.topology import Layout
 from allfold_core.wire.peer_link import LinkMessageType
@@ -30,7 +31,7 @@ class WatchedGroup:
         return self._group.current.record
 
     def tell_rates(self, node: str, rates: Mapping[str, float]) -> None:
-        self._group.send(node, LinkMessageType.RATES, codec.pack_rates(rates))
+        self._group.send(node, LinkMessageType.RATES, pack(Rates(rates)))
 
     def arrange(self, layout: Layout) -> None:
         self._group.event(partial(self._group.agreement.arrange, layout))

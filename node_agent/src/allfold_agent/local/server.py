@@ -34,7 +34,7 @@ from allfold_core.errors import (
     MultipleUnregister,
     RegisterNotFirstOperation,
 )
-from allfold_core.survival.json_values import read_seq, read_text
+from allfold_core.message_fields import MAX_SEQ
 from allfold_core.verdict import LEFT
 from allfold_core.wire.local_wire import (
     NO_FENCE,
@@ -381,9 +381,13 @@ class LocalServer:
         """Have an op fail that a rank cannot call."""
         membership = _membership(process, body["number"], "of an op that it cannot call")
         self._watch_deadlines()
-        error = InvalidArgument(read_text(body["reason"])[:_LONGEST_REASON])
-        call = read_text(body["call"])[:_LONGEST_REASON]
-        membership.group.abandon(membership.session, read_seq(body["seq"]), error, call=call)
+        reason, call, seq = body["reason"], body["call"], body["seq"]
+        if not (isinstance(reason, str) and isinstance(call, str)):
+            raise TypeError("a reason and a call are texts")
+        if type(seq) is not int or not 0 <= seq <= MAX_SEQ:
+            raise ValueError(f"{seq!r} is no op")
+        error = InvalidArgument(reason[:_LONGEST_REASON])
+        membership.group.abandon(membership.session, seq, error, call=call[:_LONGEST_REASON])
 
     @staticmethod
     def _come_to_edge(process: RankConnection, body: dict[str, Any]) -> None:

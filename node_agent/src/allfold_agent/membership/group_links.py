@@ -14,7 +14,7 @@ from allfold_agent.groups.registry import Registry
 from allfold_agent.membership.group_terms import EarlyNotices
 from allfold_agent.membership.link import LinkListener
 from allfold_agent.membership.links import PeerLinks
-from allfold_core.survival import codec
+from allfold_control.survival import Closed, pack
 from allfold_core.survival.suspicion import Awaited, Observation
 from allfold_core.topology import Member
 from allfold_core.wire.frames import FrameError
@@ -152,7 +152,7 @@ class GroupLinks(LinkListener):
     def _answer_closed(self, node: str, message: GroupMessage) -> None:
         """Tell a node that a group is over: the decision that said so was lost with the link."""
         all_left = self._registry.had_no_ranks(message.group, message.opening)
-        body = codec.pack_closed(all_left=all_left)
+        body = pack(Closed(all_left))
         answer = GroupMessage(LinkMessageType.CLOSED, message.group, message.opening, body)
         self._links.send(node, answer.pack())
 
