@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import allfold
-from allfold import _ranks
-from allfold._rank_sources import READERS
-from allfold.cli._config.strays import OF_COMPOSE
+from allfold._process import ranks
+from allfold._process.rank_sources import READERS
+from allfold.cli._config.services import OF_COMPOSE
 from allfold.cli._doctor.findings import Diagnosis
 from allfold.cli._report import Report
 from allfold.cli._top.snapshot import Snapshot
@@ -281,7 +281,7 @@ def test_the_table_of_launchers_has_the_variables_from_which_ranks_are_read() ->
         variables = re.findall(r"`([A-Z_]+)`", names)
         env = {name: str(index) for index, name in enumerate(variables)} | {"SLURM_STEP_ID": "0"}
         if variables:
-            assert _ranks.resolve({**env, variables[1]: "4"}).source.startswith(source[:5]), source
+            assert ranks.resolve({**env, variables[1]: "4"}).source.startswith(source[:5]), source
     assert len(shown) == len(READERS) + 2
 
 

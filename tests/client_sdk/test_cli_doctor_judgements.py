@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from allfold.cli._clocks import Offset
+from allfold.cli._asking import Offset
 from allfold.cli._doctor.findings import Diagnosis, Finding, Level
 from allfold.cli._doctor.machine import judge_machine
 from allfold.cli._doctor.nodes import judge_addresses, judge_clocks, judge_nodes, leading_astray

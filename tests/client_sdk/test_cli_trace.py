@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from allfold.cli._clocks import OUR_CLOCK, Offset, Reading, estimate, with_shared_clocks
+from allfold.cli._asking import OUR_CLOCK, Offset, Reading, estimate, with_shared_clocks
 from allfold.cli._main import cli
 from allfold.cli._trace.asking import SeenOp
 from allfold.cli._trace.merging import newest_ops

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from allfold.cli._clocks import OUR_CLOCK
+from allfold.cli._asking import OUR_CLOCK
 from allfold.cli._trace.asking import Flight
 from allfold.cli._trace.torch_dump import GroupDump, group_dumps, profiling_name, sizes_of, write
 from tests.client_sdk.test_cli_trace import NOWHERE, run

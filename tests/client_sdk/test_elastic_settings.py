@@ -7,11 +7,11 @@ from typing import cast
 import pytest
 
 from allfold._calls.call import EpochView
-from allfold._connection import Connection
 from allfold._epochs import Epochs
 from allfold._lane.lanes import Lanes
-from allfold._ranks import resolve_elastic
-from allfold._settings import GroupSettings
+from allfold._process.ranks import resolve_elastic
+from allfold._process.settings import GroupSettings
+from allfold._session.connection import Connection
 from allfold_core.errors import InvalidArgument
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import allfold
-from allfold._settings import socket_path
+from allfold._process.settings import socket_path
 from allfold_agent.settings import AgentSettings
 from allfold_core.errors import (
     AgentLost,

@@ -14,7 +14,7 @@ from allfold._arena import Arena, host_memory
 from allfold._calls.call import Call
 from allfold._cuda import device
 from allfold._cuda.device import CudaUnavailable
-from allfold._gpu_path import Path
+from allfold._process.settings import Path
 from allfold._staging.choice import stage
 from allfold._tensors import TensorView
 from allfold_core.errors import InvalidArgument

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import yaml  # type: ignore[import-untyped]
 
-from allfold_cluster.ports import free_port
+from allfold_cluster.environment import free_port
 from allfold_cluster.processes import Child, stop_all
 from tests.metrics_page import ALERTS
 from tests.support.processes.services import Services

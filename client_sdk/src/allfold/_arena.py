@@ -21,7 +21,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from allfold._fork_memory import separate_in_children
+from allfold._process.fork_memory import separate_in_children
 from allfold_core.errors import ArenaExhausted
 from allfold_core.wire.local_wire import Region
 

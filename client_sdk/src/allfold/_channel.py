@@ -11,12 +11,12 @@ from typing import Any
 
 from allfold._calls.call import Call, EpochView, P2PCall
 from allfold._calls.template import Filled
-from allfold._connection import GRACE_SECONDS
-from allfold._in_flight import InFlight
 from allfold._lane.lane_op import LaneOp
 from allfold._lane.recipe import Recipe
 from allfold._lane.short_lane import ShortLane
 from allfold._membership import Membership
+from allfold._session.connection import GRACE_SECONDS
+from allfold._session.in_flight import InFlight
 from allfold._staging.choice import Prepared, stage
 from allfold._staging.host import LaneMemory, Staged, give
 from allfold._work import Work

@@ -14,11 +14,11 @@ from allfold._calls.call import AUTO, CollectiveCall, EpochView, P2PCall, check_
 from allfold._calls.template import Likeness, Template
 from allfold._channel import Channel
 from allfold._collectives import UNLIKE, Collectives
-from allfold._draining import Draining, Parting, by_call
 from allfold._elements import itemsize_of
 from allfold._membership import Membership
 from allfold._options import agreed
-from allfold._settings import GroupSettings
+from allfold._process.draining import Draining, Parting, by_call
+from allfold._process.settings import GroupSettings
 from allfold._staging.choice import Prepared
 from allfold._work import Work
 from allfold_core.errors import (

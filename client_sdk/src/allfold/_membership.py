@@ -12,12 +12,12 @@ from time import monotonic
 from typing import Any, Self
 
 from allfold._calls.call import EpochView, SeatRequest, checked_rank
-from allfold._connection import GRACE_SECONDS
-from allfold._draining import Parting
 from allfold._epochs import Epochs
 from allfold._lane.lanes import Lanes
-from allfold._session import Session
-from allfold._settings import GroupSettings
+from allfold._process.draining import Parting
+from allfold._process.settings import GroupSettings
+from allfold._session.connection import GRACE_SECONDS
+from allfold._session.session import Session
 from allfold_core.errors import (
     AgentLost,
     AllfoldError,

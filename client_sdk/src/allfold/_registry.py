@@ -13,11 +13,11 @@ from time import monotonic
 from typing import Unpack
 
 from allfold._calls.call import SeatRequest
-from allfold._draining import Draining, Parting, at_exit, by_call
 from allfold._group import Group
 from allfold._membership import Membership
-from allfold._session import Session
-from allfold._settings import GroupSettings, socket_path
+from allfold._process.draining import Draining, Parting, at_exit, by_call
+from allfold._process.settings import GroupSettings, socket_path
+from allfold._session.session import Session
 from allfold_core.errors import (
     AllfoldError,
     InvalidArgument,

@@ -14,13 +14,13 @@ from typing import Any
 
 import allfold
 from allfold._calls.call import EpochView
-from allfold._connection import Files
-from allfold._draining import Draining
 from allfold._epochs import Epochs
 from allfold._group import Group
-from allfold._in_flight import Lander
 from allfold._lane.lanes import Lanes
-from allfold._settings import GroupSettings
+from allfold._process.draining import Draining
+from allfold._process.settings import GroupSettings
+from allfold._session.connection import Files
+from allfold._session.in_flight import Lander
 from allfold_core.group_options import GroupOptions
 from allfold_core.operations import Kind
 from allfold_core.short_lane.page import FIRST, PageLayout

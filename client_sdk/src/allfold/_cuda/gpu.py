@@ -18,7 +18,7 @@ from allfold._arena import GRANULE, Arena, Block, Share
 from allfold._cuda.device import CudaUnavailable, Device, Event, is_recording, load, order
 from allfold._cuda.memory import PinnedMemory, ShareGpu, device_memory, pinned_memory
 from allfold._elements import itemsize_of
-from allfold._gpu_path import Choice, Path, choose, wanted
+from allfold._process.settings import Choice, Path, choose, wanted
 from allfold_core.errors import ArenaExhausted, GpuFailed, InvalidArgument
 from allfold_core.wire.local_wire import FENCE_WORD, Fence
 

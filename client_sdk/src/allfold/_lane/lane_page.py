@@ -10,8 +10,8 @@ from threading import Lock
 import numpy as np
 
 from allfold._arena import Block, Bytes
-from allfold._connection import Files
-from allfold._lane import futex
+from allfold._process import futex
+from allfold._session.connection import Files
 from allfold_core.short_lane.page import WORD, PageLayout
 from allfold_core.wire.local_wire import Region
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from allfold._connection import Connection
 from allfold._lane.lane_page import LanePage
 from allfold._lane.recipe import PageSeat
 from allfold._lane.short_lane import ShortLane
+from allfold._session.connection import Connection
 from allfold_core.errors import AllfoldError
 from allfold_core.short_lane.choice import LaneRules
 from allfold_core.short_lane.page import PageLayout

@@ -13,12 +13,11 @@ from threading import RLock
 from time import monotonic
 from typing import Any
 
-from allfold._connection import Connection
 from allfold._lane.folding import Elements
 from allfold._lane.lane_op import LONGEST_ASK_SECONDS, LaneOp
 from allfold._lane.lane_page import LanePage
-from allfold._lane.recipe import PageSeat, Recipe
-from allfold._lane.slot_plan import SlotPlan
+from allfold._lane.recipe import PageSeat, Recipe, SlotPlan
+from allfold._session.connection import Connection
 from allfold_core.errors import AgentLost
 from allfold_core.short_lane.choice import LaneRules
 from allfold_core.short_lane.page import (

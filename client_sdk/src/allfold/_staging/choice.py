@@ -7,11 +7,10 @@ from collections.abc import Sequence
 
 from allfold._calls.call import Call, EpochView
 from allfold._calls.template import Template
-from allfold._gpu_path import Path
-from allfold._lane.recipe import Recipe
+from allfold._lane.recipe import Recipe, SlotPlan
 from allfold._lane.short_lane import ShortLane
-from allfold._lane.slot_plan import SlotPlan
-from allfold._session import Session
+from allfold._process.settings import Path
+from allfold._session.session import Session
 from allfold._staging.host import Staged
 from allfold._tensors import TensorView
 from allfold_core.errors import InvalidArgument

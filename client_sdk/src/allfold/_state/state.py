@@ -10,9 +10,9 @@ from typing import Any
 
 from allfold._arena import Bytes
 from allfold._calls.call import EpochView
-from allfold._connection import GRACE_SECONDS
 from allfold._group import Group
 from allfold._registry import registry
+from allfold._session.connection import GRACE_SECONDS
 from allfold._state.agreement import NOBODYS, Version, find_holders, share_outcome
 from allfold._state.image import Image, Manifest, is_stateful, load, named_nodes, with_identities
 from allfold._state.tensors import check_overwritable, form_of, is_overwritable, is_tensor

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from allfold._arena import Bytes, HostMemory
-from allfold._connection import GRACE_SECONDS
-from allfold._fork_memory import disown_in_children
 from allfold._membership import Membership
+from allfold._process.fork_memory import disown_in_children
+from allfold._session.connection import GRACE_SECONDS
 from allfold._state.image import Image, Manifest, Pieces
 from allfold._state.tensors import TensorBytes
 from allfold_core.errors import (

@@ -12,8 +12,8 @@ from weakref import WeakSet
 import torch
 from torch._C._distributed_c10d import ErrorType
 
-from allfold._draining import Parting
 from allfold._group import Group
+from allfold._process.draining import Parting
 from allfold._work import Work as Op
 from allfold.torch._options import Quotients
 from allfold.torch._progress import Progress

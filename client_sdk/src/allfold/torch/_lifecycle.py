@@ -15,12 +15,12 @@ from weakref import WeakSet
 import torch.distributed as dist
 from torch._C._distributed_c10d import ErrorType
 
-from allfold._draining import Parting, at_exit, by_call
 from allfold._group import Group
+from allfold._process.draining import Parting, at_exit, by_call
 from allfold._registry import open_group, patience_at_exit, registry
 from allfold.torch._communicator import AbortHook, Communicator
-from allfold.torch._compile import uncompiled
 from allfold.torch._options import seconds
+from allfold.torch._progress import uncompiled
 from allfold.torch._rendezvous import Handle, next_group, ordered
 from allfold.torch._work import Work
 from allfold_core.errors import (

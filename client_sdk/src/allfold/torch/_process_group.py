@@ -12,7 +12,6 @@ import torch
 from allfold._options import Options
 from allfold._work import Work as Op
 from allfold.torch._adoption import adopt_bucket
-from allfold.torch._compile import uncompiled
 from allfold.torch._dispatch import Operators, dispatched
 from allfold.torch._lifecycle import Lifecycle
 from allfold.torch._options import (
@@ -23,7 +22,7 @@ from allfold.torch._options import (
     seconds,
     timeout_of,
 )
-from allfold.torch._progress import flat, profiled
+from allfold.torch._progress import flat, profiled, uncompiled
 from allfold.torch._work import Work
 from allfold_core.errors import AllfoldError, InvalidArgument
 from allfold_core.operations import ReduceOp

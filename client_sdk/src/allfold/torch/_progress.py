@@ -1,19 +1,43 @@
-"""Threads that complete futures while the user's wait for nothing, and torch's profiles."""
+"""Threads that complete futures; torch's compiler and profiler at the methods that torch calls."""
 
 from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial, wraps
 from threading import Condition, Thread, current_thread
+from types import FunctionType
 from typing import Any, ParamSpec, TypeVar
 
 import torch
+from torch._C._dynamo import eval_frame
 from torch._C._profiler import _RecordFunctionFast
 from torch.autograd import profiler
 
 from allfold._work import Work, wait_for_any
+
+_Hidden = TypeVar("_Hidden")
+
+
+def uncompiled(hidden: _Hidden) -> _Hidden:
+    """Have Dynamo neither compile nor inline a function or the methods of a class.
+
+    The same goes for whatever they call. Dynamo breaks the graph at such a call and runs it as it
+    is, as with the C++ methods of torch's own process groups. ``torch.compiler.disable`` does that
+    too, but imports Dynamo, which takes more than a second, and wraps each call.
+    """
+    skip = eval_frame._FrameAction.SKIP
+    never = eval_frame._FrameExecStrategy(skip, skip)
+    functions: Iterable[Any] = (
+        [hidden] if isinstance(hidden, FunctionType) else vars(hidden).values()
+    )
+    for function in functions:
+        if isinstance(function, FunctionType):
+            eval_frame.set_code_exec_strategy(function.__code__, never)
+            function.__dict__["_torchdynamo_disable"] = True
+    return hidden
+
 
 log = logging.getLogger("allfold")
 

@@ -25,7 +25,7 @@ from datetime import timedelta
 from time import monotonic, sleep
 from typing import Any, Self
 
-from allfold._settings import group_name
+from allfold._process.settings import group_name
 from allfold_core.errors import InvalidArgument, PeerMissing, RegisterParamsMismatch
 from allfold_core.verdict import name_ranks
 

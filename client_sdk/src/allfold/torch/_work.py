@@ -13,9 +13,8 @@ import torch
 import torch.distributed as dist
 
 from allfold._work import Work as Op
-from allfold.torch._compile import uncompiled
 from allfold.torch._options import Quotients, seconds
-from allfold.torch._progress import Progress, profiled
+from allfold.torch._progress import Progress, profiled, uncompiled
 from allfold_core.errors import AllfoldError, PeerMissing
 
 _NO_TIMEOUT = timedelta(0)

@@ -18,8 +18,7 @@ import allfold
 from allfold._options import Options
 from allfold._registry import registry
 from allfold.torch._adoption import adopt
-from allfold.torch._compile import uncompiled
-from allfold.torch._progress import Progress
+from allfold.torch._progress import Progress, uncompiled
 from allfold_core.codecs import Wire
 from allfold_core.dtypes import DType
 from allfold_core.operations import ReduceOp

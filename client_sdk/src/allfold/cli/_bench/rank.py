@@ -12,8 +12,7 @@ import numpy as np
 
 import allfold
 from allfold.cli._bench.data import Array, Bench, Share
-from allfold.cli._bench.kinds import KINDS
-from allfold.cli._bench.lines import Wanted, sizes
+from allfold.cli._bench.kinds import KINDS, Wanted, sizes
 from allfold_core.codecs import Wire
 from allfold_core.verdict import counted
 

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from allfold.cli._config import sdk, services
+from allfold.cli._config.services import strays
 from allfold.cli._config.setting import DEFAULT, Setting
-from allfold.cli._config.strays import strays
 
 _WRONG_VALUE = 1
 _WIDTH_OF_A_FILE = 200

@@ -6,8 +6,7 @@ import os
 import time
 from dataclasses import dataclass
 
-from allfold.cli._asking import SECONDS, is_older, refused_token
-from allfold.cli._clocks import Offset, Reading, estimate
+from allfold.cli._asking import SECONDS, Offset, Reading, estimate, is_older, refused_token
 from allfold.cli._doctor.findings import Finding, Json, fail
 from allfold_cluster.http import NoAnswer, get_json
 from allfold_core.errors import AllfoldError

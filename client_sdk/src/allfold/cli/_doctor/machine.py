@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from allfold._agent_socket import connect
-from allfold._connection import Connection
-from allfold._settings import socket_path
-from allfold.cli._config.strays import strays
+from allfold._process.settings import socket_path
+from allfold._session.agent_socket import connect
+from allfold._session.connection import Connection
+from allfold.cli._config.services import strays
 from allfold.cli._doctor.findings import HERE, Finding, Json, fail, ok, warn
 from allfold.cli._units import size
 from allfold_core.errors import AgentUnreachable, AllfoldError

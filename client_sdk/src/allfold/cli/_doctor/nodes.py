@@ -8,8 +8,7 @@ from importlib.metadata import version
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
-from allfold.cli._asking import Answers, why_silent
-from allfold.cli._clocks import OUR_CLOCK, Offset
+from allfold.cli._asking import OUR_CLOCK, Answers, Offset, why_silent
 from allfold.cli._doctor.asking import Answer, refusal
 from allfold.cli._doctor.findings import HERE, Diagnosis, Finding, Json, fail, ok, warn
 from allfold.cli._doctor.machine import judge_machine

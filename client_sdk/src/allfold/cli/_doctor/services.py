@@ -8,8 +8,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from urllib.parse import urlsplit
 
-from allfold.cli._asking import Answers, ask_all, entries, why_silent
-from allfold.cli._clocks import Offset
+from allfold.cli._asking import Answers, Offset, ask_all, entries, why_silent
 from allfold.cli._doctor.asking import AGENT, ORCHESTRATOR, Answer, ask, refusal
 from allfold.cli._doctor.findings import Diagnosis, Finding, Json, fail, ok, skipped, warn
 from allfold.cli._doctor.nodes import (

@@ -9,8 +9,18 @@ from functools import partial
 from time import monotonic
 from typing import TypeVar
 
-from allfold.cli._asking import Failure, ask_all, is_older, read, refused_token, why_silent
-from allfold.cli._clocks import Offset, Reading, estimate, with_shared_clocks
+from allfold.cli._asking import (
+    Failure,
+    Offset,
+    Reading,
+    ask_all,
+    estimate,
+    is_older,
+    read,
+    refused_token,
+    why_silent,
+    with_shared_clocks,
+)
 from allfold_cluster.http import Connection, NoAnswer
 from allfold_core import agent_answers
 from allfold_core.agent_answers import CLOCK, ClockReading, Question, RecordedOp, Recording, flight

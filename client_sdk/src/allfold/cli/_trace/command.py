@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from allfold.cli._clocks import OUR_CLOCK
+from allfold.cli._asking import OUR_CLOCK
 from allfold.cli._parameters import (
     Seconds,
     orchestrator_option,

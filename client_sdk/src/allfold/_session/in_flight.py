@@ -6,8 +6,8 @@ import logging
 from threading import Condition, Event, RLock, Thread
 from typing import Any, Generic, Protocol, TypeVar
 
-from allfold._connection import Connection
-from allfold._fork_memory import disown_in_children
+from allfold._process.fork_memory import disown_in_children
+from allfold._session.connection import Connection
 
 log = logging.getLogger("allfold")
 

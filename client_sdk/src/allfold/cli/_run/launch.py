@@ -8,14 +8,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from allfold.cli._ending import Ending
-from allfold.cli._failures import Failures
-from allfold.cli._folding import Folding
-from allfold.cli._launch_spec import LaunchSpec
-from allfold.cli._output import Output
-from allfold.cli._rank_process import RankProcess, RankStream
-from allfold.cli._restarts import Restarts
-from allfold.cli._run_questions import IncidentWatch, Latecomers
+from allfold.cli._run.ending import Ending, Restarts
+from allfold.cli._run.failures import Failures
+from allfold.cli._run.launch_spec import LaunchSpec
+from allfold.cli._run.questions import IncidentWatch, Latecomers
+from allfold.cli._run.rank_process import Output, RankProcess, RankStream
+from allfold.cli._run.tracebacks import Folding
 from allfold_cluster import Cluster
 from allfold_cluster.processes import Child, HasFileno, stop_all, wait_for
 from allfold_cluster.signals import Interrupts

@@ -36,7 +36,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from allfold._rank_sources import READERS, Claim, Environment, Reading, arguments, own_variables
+from allfold._process.rank_sources import (
+    READERS,
+    Claim,
+    Environment,
+    Reading,
+    arguments,
+    own_variables,
+)
 from allfold_core.errors import InvalidArgument, RankSourcesContradict
 
 SINGLE_PROCESS = "single process"

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import NamedTuple, NoReturn
 
-from allfold._fork_memory import disown_in_children
+from allfold._process.fork_memory import disown_in_children
 from allfold_core.errors import AllfoldError
 
 _LONGEST = 200

@@ -10,11 +10,11 @@ from contextlib import ExitStack
 
 import click
 
-from allfold._agent_socket import RETRY_SECONDS, connect, nobody_listens
-from allfold._settings import GroupSettings, group_name
-from allfold.cli._launch import Launch, Policy
-from allfold.cli._launch_spec import LaunchSpec, common_environment, make_group_name, place
+from allfold._process.settings import GroupSettings, group_name
+from allfold._session.agent_socket import RETRY_SECONDS, connect, nobody_listens
 from allfold.cli._parameters import Seconds
+from allfold.cli._run.launch import Launch, Policy
+from allfold.cli._run.launch_spec import LaunchSpec, common_environment, make_group_name, place
 from allfold_cluster import Cluster
 from allfold_cluster.environment import socket_path
 from allfold_cluster.processes import wait_for

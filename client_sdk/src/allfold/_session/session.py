@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from allfold import _tracer
 from allfold._arena import Arena, host_memory
-from allfold._connection import Connection
-from allfold._in_flight import Lander
-from allfold._lane import futex
+from allfold._process import futex
+from allfold._session.connection import Connection
+from allfold._session.in_flight import Lander
 from allfold_core.errors import AgentLost
 from allfold_core.wire.local_wire import SEGMENT, Message
 
@@ -36,7 +36,7 @@ class Session:
         self._opening = Lock()
         self.connection = Connection(path, timeout, futex.why_not())
         self.lander = Lander()
-        _tracer.permit(int(self.connection.welcome.get("pid", 0)))
+        permit_ptrace(int(self.connection.welcome.get("pid", 0)))
         self.arena = Arena(host_memory(self._share), self._numbers)
 
     @property
@@ -83,3 +83,18 @@ class Session:
                 f"the node agent at {self.connection.path} has not opened memory of a GPU within "
                 f"{self._patience:g} s"
             ) from None
+
+
+_PR_SET_PTRACER = 0x59616D61
+
+
+def permit_ptrace(pid: int) -> None:
+    """Let a process of the same user, and what it starts, read the stack of this one.
+
+    The node agent does so when others wait for this rank. Where Linux's Yama restricts ptrace to
+    descendants (``ptrace_scope`` 1, as on Ubuntu), a process may name one more that may: see
+    prctl(2), PR_SET_PTRACER. Its failure is no error: it is refused where there is no Yama, and an
+    agent in another container has no such process id here.
+    """
+    if pid > 0:
+        ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(pid), 0, 0, 0)
