@@ -14,8 +14,8 @@ from allfold._process import ranks
 from allfold._process.rank_sources import READERS
 from allfold.cli._config.services import OF_COMPOSE
 from allfold.cli._doctor.findings import Diagnosis
-from allfold.cli._report import Report
-from allfold.cli._top.snapshot import Snapshot
+from allfold.cli._report import StatusReport
+from allfold.cli._top.snapshot import Look
 from allfold_agent import data_port
 from allfold_core.errors import error_classes
 from allfold_core.group_options import GroupOptions
@@ -360,8 +360,8 @@ def test_the_page_of_commands_has_the_help_of_each(command: str) -> None:
 
 
 JSON_OF_COMMANDS = {
-    "status": Report(orchestrator="").to_dict(),
-    "top": Snapshot(0.0, Report(orchestrator=""), [], []).to_dict(),
+    "status": StatusReport(orchestrator="").to_dict(),
+    "top": Look(0.0, StatusReport(orchestrator=""), [], []).to_dict(),
     "doctor": Diagnosis().to_dict(),
 }
 

@@ -12,14 +12,14 @@ import numpy as np
 from allfold import _tensors
 from allfold._calls.call import AUTO, CollectiveCall, EpochView, P2PCall, check_one_dtype
 from allfold._calls.template import Likeness, Template
-from allfold._channel import Channel
+from allfold._channel import CallChannel
 from allfold._collectives import UNLIKE, Collectives
 from allfold._elements import itemsize_of
-from allfold._membership import Membership
+from allfold._membership import RankMembership
 from allfold._options import agreed
-from allfold._process.draining import Draining, Parting, by_call
+from allfold._process.draining import LeaveRequest, Parting, by_call
 from allfold._process.settings import GroupSettings
-from allfold._staging.choice import Prepared
+from allfold._staging.choice import PreparedCall
 from allfold._work import Work
 from allfold_core.errors import (
     AllfoldError,
@@ -84,9 +84,9 @@ class Group(Collectives):
 
     def __init__(
         self,
-        membership: Membership,
+        membership: RankMembership,
         settings: GroupSettings,
-        draining: Draining,
+        draining: LeaveRequest,
         on_left: Callable[[Group], None],
     ) -> None:
         self.name = membership.view.group
@@ -100,8 +100,8 @@ class Group(Collectives):
         self.membership = membership
         self._draining = draining
         self._connection = membership.session.connection
-        self._channel = Channel(membership)
-        self._prepared: dict[Likeness, Prepared] = {}
+        self._channel = CallChannel(membership)
+        self._prepared: dict[Likeness, PreparedCall] = {}
         self._on_left = on_left
 
     def __repr__(self) -> str:
@@ -139,7 +139,7 @@ class Group(Collectives):
     # Ranks that join and leave
 
     def edge(self, timeout: float | None = None) -> bool:
-        """Let ranks join and leave here, in a group that was opened with ``joins="commit"``.
+        """Take in and release ranks here, in a group that was opened with ``joins="commit"``.
 
         All ranks call it at the same points of the program, where their states are the same:
         :meth:`allfold.State.commit` does. It costs nothing unless a rank waits to join or to leave.
@@ -279,7 +279,7 @@ class Group(Collectives):
         return self._draining.reason is not None
 
     def drain(self) -> None:
-        """Have this process leave its groups at the next edge, which raises ``Drained``.
+        """Request that this process leave its groups at the next edge, which raises ``Drained``.
 
         That is its next collective; with ``joins="commit"`` it is :meth:`edge`. For programs that
         handle SIGTERM themselves: a handler may call it.
@@ -356,7 +356,7 @@ class Group(Collectives):
         given, waits = (*given, *named.values()), not named.get("async_op")
         return self._channel.repeat(prepared, given, seconds, now, waits=waits)
 
-    def _may_repeat(self, prepared: Prepared) -> bool:
+    def _may_repeat(self, prepared: PreparedCall) -> bool:
         """Return True unless :meth:`_start` would do something else than before."""
         membership, epochs = self.membership, self.membership.epochs
         return (
@@ -407,7 +407,7 @@ class Group(Collectives):
         if len(self._prepared) >= _REMEMBERED:
             self._prepared.clear()
         lane = self.membership.epochs.lanes.of(view.epoch)
-        self._prepared[key] = Prepared(view, packed, template, lane)
+        self._prepared[key] = PreparedCall(view, packed, template, lane)
 
     def _exchange(
         self, view: EpochView, call: P2PCall, timeout: float | None, async_op: bool
@@ -432,7 +432,7 @@ class Group(Collectives):
             self._channel.abandon(call, error)
 
     def _note_in_flight(self, error: BaseException, what: str) -> None:
-        """Have the results of calls put in place that nobody has a handle of, and say so."""
+        """See to the results of calls that nobody has a handle of, and say so."""
         self._channel.watch()
         if not isinstance(error, AllfoldError):
             error.add_note(

@@ -39,7 +39,7 @@ _SESSION_BYTES = 8
 _NAME_KEPT = 107
 
 
-class Membership:
+class RankMembership:
     """A seat of this process in a group. Made by :meth:`join`.
 
     Attributes:
@@ -167,7 +167,7 @@ class Membership:
     # Edges
 
     def come_to_edge(self, next_op: int, timeout: float, glance: Callable[[], None]) -> bool:
-        """Let others join and leave here, if somebody waits for that.
+        """Come to the edge at which others join and leave, if somebody waits for that.
 
         Args:
             next_op: the number of this rank's next op.

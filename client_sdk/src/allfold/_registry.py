@@ -14,8 +14,8 @@ from typing import Unpack
 
 from allfold._calls.call import SeatRequest
 from allfold._group import Group
-from allfold._membership import Membership
-from allfold._process.draining import Draining, Parting, at_exit, by_call
+from allfold._membership import RankMembership
+from allfold._process.draining import LeaveRequest, Parting, at_exit, by_call
 from allfold._process.settings import GroupSettings, socket_path
 from allfold._session.session import Session
 from allfold_core.errors import (
@@ -33,7 +33,7 @@ _EXIT_SECONDS = 1.0
 _FAILED_EXIT_SECONDS = 0.2
 
 
-class Registry:
+class GroupRegistry:
     """Opens and leaves groups. The connection lasts from the first of them to the last, or longer
     where it is held.
 
@@ -46,7 +46,7 @@ class Registry:
         self._session: Session | None = None
         self._opening: dict[str, SeatRequest] = {}
         self._groups: dict[str, Group] = {}
-        self._draining = Draining(lambda parting: self.leave(parting=parting))
+        self._draining = LeaveRequest(lambda parting: self.leave(parting=parting))
         self._holders: set[str] = set()
 
     def __len__(self) -> int:
@@ -71,14 +71,14 @@ class Registry:
             session = self._connected(agent, settings.options.join_timeout)
             self._opening[seat.group] = seat
         try:
-            membership = Membership.join(session, seat, settings)
+            membership = RankMembership.join(session, seat, settings)
             return self._opened(membership, settings)
         finally:
             with self._closing_if_idle():
                 if self._opening.get(seat.group) is seat:
                     del self._opening[seat.group]
 
-    def _opened(self, membership: Membership, settings: GroupSettings) -> Group:
+    def _opened(self, membership: RankMembership, settings: GroupSettings) -> Group:
         """The group of a seat that was taken; ``AgentLost`` if the seat is gone by now."""
         with self._lock:
             session, name = membership.session, membership.view.group
@@ -137,7 +137,7 @@ class Registry:
             log.warning("could not leave in order at exit: %s", error)
 
     def _abandon_all(self, session: Session) -> None:
-        """Let the other ranks know why they lose this one, if the agent answers soon."""
+        """Tell the other ranks why they lose this one, if the agent answers soon."""
         deadline = monotonic() + _EXIT_SECONDS
         for group in list(self._groups.values()):
             if session.lost is None and monotonic() < deadline:
@@ -219,7 +219,7 @@ def patience_at_exit() -> float:
     return _FAILED_EXIT_SECONDS if hasattr(sys, "last_value") else _EXIT_SECONDS
 
 
-registry = Registry()
+registry = GroupRegistry()
 atexit.register(registry.leave_at_exit)
 
 

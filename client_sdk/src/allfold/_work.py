@@ -8,7 +8,7 @@ from time import monotonic
 from typing import Any
 
 from allfold._epochs import Epochs
-from allfold._session.connection import GRACE_SECONDS, Connection, Pending
+from allfold._session.connection import GRACE_SECONDS, AgentConnection, Pending
 from allfold._session.in_flight import InFlight
 from allfold._staging.host import CallMemory, nothing
 from allfold_core.errors import AgentLost, AllfoldError, PeerMissing, from_dict
@@ -37,7 +37,7 @@ class Work:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: AgentConnection,
         pending: Pending,
         epochs: Epochs,
         number: int,

@@ -17,7 +17,7 @@ from allfold._calls.call import EpochView
 from allfold._epochs import Epochs
 from allfold._group import Group
 from allfold._lane.lanes import Lanes
-from allfold._process.draining import Draining
+from allfold._process.draining import LeaveRequest
 from allfold._process.settings import GroupSettings
 from allfold._session.connection import Files
 from allfold._session.in_flight import Lander
@@ -124,7 +124,7 @@ class Ranks:
             check=lambda: None,
         )
         settings = GroupSettings(GroupOptions(DEADLINE_SECONDS, join_timeout=1.0), "native")
-        return Group(membership, settings, Draining(lambda _: None), lambda _: None)
+        return Group(membership, settings, LeaveRequest(lambda _: None), lambda _: None)
 
     def lane(self, rank: int) -> Any:
         return self.groups[rank].membership.epochs.lanes.of(0)

@@ -11,9 +11,9 @@ from allfold._calls.call import (
     AUTO,
     LARGEST,
     NO_ROOT,
+    CallerSeat,
     CollectiveCall,
     P2PCall,
-    Seat,
     batch,
     checked_counts,
     checked_rank,
@@ -36,7 +36,7 @@ def barrier() -> CollectiveCall:
     return CollectiveCall(fingerprint(Kind.BARRIER, None, DType.UINT8, (0,), NO_ROOT, AUTO))
 
 
-def broadcast(seat: Seat, tensor: Any, root: int, wire: str | None) -> CollectiveCall:
+def broadcast(seat: CallerSeat, tensor: Any, root: int, wire: str | None) -> CollectiveCall:
     rounded = wire not in (None, Wire.NATIVE.label)
     is_root = seat.rank == root
     given = batch(tensor, written=not is_root or rounded, folded=False)
@@ -53,7 +53,7 @@ def broadcast(seat: Seat, tensor: Any, root: int, wire: str | None) -> Collectiv
 
 
 def all_gather(
-    seat: Seat, tensor: Any, output: Any, counts: Sequence[int] | None
+    seat: CallerSeat, tensor: Any, output: Any, counts: Sequence[int] | None
 ) -> CollectiveCall:
     block = _tensors.view(tensor, written=False, folded=False)
     blocks = Blocks.of(seat, block, output, counts)
@@ -65,7 +65,7 @@ def all_gather(
 
 
 def gather(
-    seat: Seat, tensor: Any, root: int, output: Any, counts: Sequence[int] | None
+    seat: CallerSeat, tensor: Any, root: int, output: Any, counts: Sequence[int] | None
 ) -> CollectiveCall:
     block = _tensors.view(tensor, written=False, folded=False)
     root = checked_root(seat, root)
@@ -81,7 +81,7 @@ def gather(
 
 
 def scatter(
-    seat: Seat, output: Any, inputs: Any, root: int, counts: Sequence[int] | None
+    seat: CallerSeat, output: Any, inputs: Any, root: int, counts: Sequence[int] | None
 ) -> CollectiveCall:
     block = _tensors.view(output, written=True, folded=False)
     root = checked_root(seat, root)
@@ -108,7 +108,7 @@ def _fingerprint(kind: Kind, block: TensorView, blocks: Blocks, root: int) -> Fi
 
 
 def all_to_all(
-    seat: Seat,
+    seat: CallerSeat,
     inputs: Any,
     output: Any,
     send_counts: Sequence[int] | None,
@@ -135,7 +135,7 @@ def all_to_all(
     return CollectiveCall(print_, inputs=(source,), outputs=(target,), result=output)
 
 
-def _listed_all_to_all(seat: Seat, inputs: Sequence[Any], output: Any) -> CollectiveCall:
+def _listed_all_to_all(seat: CallerSeat, inputs: Sequence[Any], output: Any) -> CollectiveCall:
     """From a list to a list, of tensors of any sizes: a row is one element."""
     sources = tuple(_tensors.view(each, written=False, folded=False) for each in inputs)
     if output is None:
@@ -160,7 +160,7 @@ def _all_to_all_fingerprint(
 
 
 def _split(
-    seat: Seat, view: TensorView, counts: Sequence[int] | None, name: str
+    seat: CallerSeat, view: TensorView, counts: Sequence[int] | None, name: str
 ) -> tuple[int, ...]:
     """Return the number of rows of a tensor that belong to each rank."""
     if counts is None:
@@ -174,19 +174,19 @@ def _split(
     return checked
 
 
-def send(seat: Seat, tensor: Any, to: int, tag: int) -> P2PCall:
+def send(seat: CallerSeat, tensor: Any, to: int, tag: int) -> P2PCall:
     peer = _checked_peer(seat, to, "to")
     view = _tensors.view(tensor, written=False, folded=False)
     return P2PCall(Message.SEND, peer, _checked_tag(tag), inputs=(view,))
 
 
-def recv(seat: Seat, tensor: Any, source: int | None, tag: int) -> P2PCall:
+def recv(seat: CallerSeat, tensor: Any, source: int | None, tag: int) -> P2PCall:
     peer = ANY_SOURCE if source is None else _checked_peer(seat, source, "source")
     view = _tensors.view(tensor, written=True, folded=False)
     return P2PCall(Message.RECV, peer, _checked_tag(tag), outputs=(view,))
 
 
-def _checked_peer(seat: Seat, rank: int, what: str) -> int:
+def _checked_peer(seat: CallerSeat, rank: int, what: str) -> int:
     peer = checked_rank(seat, rank, what)
     if peer == seat.rank:
         raise InvalidArgument(f"rank {rank} cannot exchange a message with itself")

@@ -9,14 +9,14 @@ from threading import Lock
 
 import numpy as np
 
-from allfold._arena import Block, Bytes
+from allfold._arena import ArenaBlock, Bytes
 from allfold._process import futex
 from allfold._session.connection import Files
 from allfold_core.short_lane.page import WORD, PageLayout
 from allfold_core.wire.local_wire import Region
 
 
-class LanePage:
+class RankPage:
     """The words and slots of a page.
 
     Args:
@@ -61,7 +61,7 @@ class LanePage:
         os.eventfd_write(self.files.descriptors[1], 1)
 
     def fence(self) -> None:
-        """Have what was stored before this seen by others before anything is loaded after it.
+        """Order memory: others see what was stored before this as anything is loaded after it.
 
         A processor may load while its own stores are on their way. To take a lock makes it wait.
         """
@@ -78,14 +78,14 @@ class LanePage:
         start = self.layout.output_offset(self.index, slot)
         return self._memory[start : start + self.layout.slot_bytes]
 
-    def input_block(self, slot: int, nbytes: int) -> Block:
+    def input_block(self, slot: int, nbytes: int) -> ArenaBlock:
         """The memory in which this rank leaves its input."""
         return self._block(self.layout.input_offset(self.index, slot), nbytes)
 
-    def output_block(self, slot: int, nbytes: int) -> Block:
+    def output_block(self, slot: int, nbytes: int) -> ArenaBlock:
         """The memory in which the agent leaves the result of an op that it has taken over."""
         return self._block(self.layout.output_offset(self.index, slot), nbytes)
 
-    def _block(self, offset: int, nbytes: int) -> Block:
+    def _block(self, offset: int, nbytes: int) -> ArenaBlock:
         memory = self._memory[offset : offset + nbytes]
-        return Block(Region(0, offset), nbytes, self.address + offset, memory, self)
+        return ArenaBlock(Region(0, offset), nbytes, self.address + offset, memory, self)

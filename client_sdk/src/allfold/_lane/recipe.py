@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from allfold._elements import stored_as
 from allfold._lane.folding import Elements, Fold, copy, fold_of
-from allfold._lane.lane_page import LanePage
+from allfold._lane.lane_page import RankPage
 from allfold_core.operations import Fingerprint, Kind
 from allfold_core.schedules.parts import Part, Placement, block_numels, exchange_layout, layout
 from allfold_core.short_lane.page import digest_of
@@ -149,7 +149,7 @@ class SlotPlan:
 
     def __init__(
         self,
-        page: LanePage,
+        page: RankPage,
         slot: int,
         recipe: Recipe,
         inputs: Sequence[Shape],

@@ -15,9 +15,9 @@ from typing import Any
 
 from allfold._lane.folding import Elements
 from allfold._lane.lane_op import LONGEST_ASK_SECONDS, LaneOp
-from allfold._lane.lane_page import LanePage
+from allfold._lane.lane_page import RankPage
 from allfold._lane.recipe import PageSeat, Recipe, SlotPlan
-from allfold._session.connection import Connection
+from allfold._session.connection import AgentConnection
 from allfold_core.errors import AgentLost
 from allfold_core.short_lane.choice import LaneRules
 from allfold_core.short_lane.page import (
@@ -40,7 +40,7 @@ _SEND_SECONDS = 5.0
 _REMEMBERED = 512
 
 
-class ShortLane:
+class RankLane:
     """The page of one epoch of a group, as one rank uses it.
 
     Args:
@@ -57,8 +57,8 @@ class ShortLane:
 
     def __init__(
         self,
-        page: LanePage,
-        connection: Connection,
+        page: RankPage,
+        connection: AgentConnection,
         number: int,
         epoch: int,
         seat: PageSeat,
@@ -168,7 +168,7 @@ class ShortLane:
             raise
 
     def _end_blocking(self) -> None:
-        """Let another thread block on the page. To do so twice, or for another, does no harm."""
+        """Give up the turn to block on the page. Twice, or in another thread, it does no harm."""
         self._words[self._i_wait] = 0
         with suppress(RuntimeError):  # this thread has not got the lock, or has given it back
             self._blocking.release()
@@ -469,7 +469,7 @@ class ShortLane:
         plan.fold_into([plan.output])
 
     def _note_finished(self) -> None:
-        """Let the others use their slots of ops that this rank has finished."""
+        """Publish the end of the finished ops, whose slots the others may use again."""
         end = self._next  # before the open ops: another thread may post one meanwhile
         self._words[self._i_finished] = next(iter(list(self._open)), end)
 
@@ -498,7 +498,7 @@ class ShortLane:
             self._ask_agent(op)
 
     def _ask_agent(self, op: LaneOp) -> None:
-        """Have the agent look at an op: it may be late, or calls may differ."""
+        """Ask the agent to look at an op: it may be late, or calls may differ."""
         body = {"number": self._number, "seq": op.seq}
         with suppress(AgentLost):  # the connection notes it, and so the op has that error
             self.connection.notify(Message.LOOK, body, _SEND_SECONDS)

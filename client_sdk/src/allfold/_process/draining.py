@@ -84,7 +84,7 @@ class Drained(SystemExit):
         return f"this process has left its groups, as {self.reason}"
 
 
-class Draining:
+class LeaveRequest:
     """The request that this process leave its groups, and its execution.
 
     SIGTERM is handled while the process is in a group that it can leave, if its main thread has

@@ -37,7 +37,7 @@ _inherited: WeakSet[Inherited] = WeakSet()
 
 
 def disown_in_children(inherited: Inherited) -> None:
-    """Have every child that is forked from now on call ``disown``."""
+    """Register a resource: every child that is forked from now on calls ``disown``."""
     _inherited.add(inherited)
 
 

@@ -18,7 +18,7 @@ _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class SourceReading:
     """A number, and the variable or argument that it was read from."""
 
     name: str
@@ -38,8 +38,8 @@ class Claim:
 
     source: str
     names: tuple[str, str]
-    rank: Reading | None = None
-    world_size: Reading | None = None
+    rank: SourceReading | None = None
+    world_size: SourceReading | None = None
     started_us: bool = False
     advice: str = ""
     weak: bool = False
@@ -52,7 +52,7 @@ class Claim:
         return self.rank.value, self.world_size.value
 
     @property
-    def readings(self) -> list[Reading]:
+    def readings(self) -> list[SourceReading]:
         """The rank and the world size, as far as they are given."""
         return [reading for reading in (self.rank, self.world_size) if reading is not None]
 
@@ -153,16 +153,16 @@ def _plain(
     return Claim(source, names, rank, size, started_us)
 
 
-def _number(env: Environment, name: str) -> Reading | None:
+def _number(env: Environment, name: str) -> SourceReading | None:
     text = env.get(name, "").strip()
     if not text:
         return None
     if not (text.isascii() and text.isdecimal()):
         raise InvalidArgument(f"{name} is {text!r}, which is not a whole number from 0 on.")
-    return Reading(name, int(text))
+    return SourceReading(name, int(text))
 
 
-def _argument(name: str, value: int | None) -> Reading | None:
+def _argument(name: str, value: int | None) -> SourceReading | None:
     if value is None:
         return None
     try:
@@ -171,4 +171,4 @@ def _argument(name: str, value: int | None) -> Reading | None:
         number = -1
     if number < 0:
         raise InvalidArgument(f"{name} is {value!r}, which is not a whole number from 0 on.")
-    return Reading(name, number)
+    return SourceReading(name, number)

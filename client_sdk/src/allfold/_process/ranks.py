@@ -40,7 +40,7 @@ from allfold._process.rank_sources import (
     READERS,
     Claim,
     Environment,
-    Reading,
+    SourceReading,
     arguments,
     own_variables,
 )
@@ -143,7 +143,7 @@ def _alone(explicit: Claim) -> Claim:
     """Half an explicit claim with no launcher beside it: enough for a world of one only."""
     size = explicit.world_size
     if size is not None and size.value == 1:
-        return replace(explicit, rank=Reading(size.name, 0))
+        return replace(explicit, rank=SourceReading(size.name, 0))
     return explicit
 
 

@@ -138,7 +138,7 @@ class GroupListener(Protocol):
         """Settle an op of the short lane by the agent's outcome; return False if unknown."""
 
 
-class Connection:
+class AgentConnection:
     """A socket to the agent, and the requests that have no answer yet.
 
     Args:
@@ -358,7 +358,7 @@ class Connection:
             return False
 
     def _end_reading(self) -> None:
-        """Let another thread read. To do so twice, or for another thread, does no harm."""
+        """Give up the turn to read. Twice, or in another thread, it does no harm."""
         with self._lock:
             if self._reader == get_ident():
                 self._reader = 0

@@ -7,7 +7,7 @@ from threading import Condition, Event, RLock, Thread
 from typing import Any, Generic, Protocol, TypeVar
 
 from allfold._process.fork_memory import disown_in_children
-from allfold._session.connection import Connection
+from allfold._session.connection import AgentConnection
 
 log = logging.getLogger("allfold")
 
@@ -18,7 +18,7 @@ _IDLE_SECONDS = 1.0
 _END_SECONDS = 5.0
 
 
-class Flight(Protocol):
+class UnfinishedCall(Protocol):
     """A call whose result is not in place."""
 
     @property
@@ -32,7 +32,7 @@ class Flight(Protocol):
         """Do as :meth:`settle_if_done`; a failure of that is the outcome of the call."""
 
 
-T = TypeVar("T", bound=Flight)
+T = TypeVar("T", bound=UnfinishedCall)
 
 
 class InFlight(Generic[T]):
@@ -43,7 +43,7 @@ class InFlight(Generic[T]):
         landing: held while a result is put in place. A handler of a signal may come in between.
     """
 
-    def __init__(self, connection: Connection, lander: Lander) -> None:
+    def __init__(self, connection: AgentConnection, lander: Lander) -> None:
         self._connection = connection
         self._lander = lander
         self.works: dict[int, T] = {}
@@ -51,7 +51,7 @@ class InFlight(Generic[T]):
         disown_in_children(self)
 
     def watch(self) -> None:
-        """Have the results put in place although no thread may wait for them."""
+        """See to the results, for which no thread may wait."""
         if self.works:
             self._lander.watch(self)
 

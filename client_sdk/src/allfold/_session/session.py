@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from allfold._arena import Arena, host_memory
 from allfold._process import futex
-from allfold._session.connection import Connection
+from allfold._session.connection import AgentConnection
 from allfold._session.in_flight import Lander
 from allfold_core.errors import AgentLost
 from allfold_core.wire.local_wire import SEGMENT, Message
@@ -34,7 +34,7 @@ class Session:
         self._numbers = itertools.count()
         self._gpus: dict[int, Gpu] = {}
         self._opening = Lock()
-        self.connection = Connection(path, timeout, futex.why_not())
+        self.connection = AgentConnection(path, timeout, futex.why_not())
         self.lander = Lander()
         permit_ptrace(int(self.connection.welcome.get("pid", 0)))
         self.arena = Arena(host_memory(self._share), self._numbers)
@@ -60,11 +60,11 @@ class Session:
         """Return the GPU of this number, opened at the first call of this process that needs it."""
         if (known := self._gpus.get(ordinal)) is not None:
             return known
-        from allfold._cuda.gpu import Agent, Gpu
+        from allfold._cuda.gpu import AgentAccess, Gpu
 
         with self._opening:
             if ordinal not in self._gpus:
-                agent = Agent(
+                agent = AgentAccess(
                     self.connection.welcome.get("gpus", {}),
                     self.connection.welcome.get("no_gpu", "the agent folds on no GPU"),
                     self._numbers,
@@ -89,7 +89,7 @@ _PR_SET_PTRACER = 0x59616D61
 
 
 def permit_ptrace(pid: int) -> None:
-    """Let a process of the same user, and what it starts, read the stack of this one.
+    """Allow a process of the same user, and what it starts, to read the stack of this one.
 
     The node agent does so when others wait for this rank. Where Linux's Yama restricts ptrace to
     descendants (``ptrace_scope`` 1, as on Ubuntu), a process may name one more that may: see

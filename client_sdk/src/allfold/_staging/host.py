@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from allfold._arena import Arena, Block
-from allfold._calls.call import Call
+from allfold._arena import Arena, ArenaBlock
+from allfold._calls.call import RankCall
 from allfold._lane.lane_op import LaneOp
-from allfold._lane.lane_page import LanePage
+from allfold._lane.lane_page import RankPage
 from allfold._tensors import TensorView
 from allfold_core.wire.local_wire import NO_FENCE, Region
 
@@ -18,7 +18,7 @@ class LaneMemory:
 
     __slots__ = ("_call", "_op", "_page")
 
-    def __init__(self, page: LanePage, call: Call, op: LaneOp) -> None:
+    def __init__(self, page: RankPage, call: RankCall, op: LaneOp) -> None:
         self._page = page
         self._call = call
         self._op = op
@@ -40,11 +40,11 @@ class LaneMemory:
         return nothing
 
     def free(self) -> None:
-        """Let the slot be used for another op."""
+        """Release the slot for another op."""
         self._op.in_use = False
 
 
-def give(page: LanePage, slot: int, call: Call) -> None:
+def give(page: RankPage, slot: int, call: RankCall) -> None:
     """Copy the inputs of a call to a slot."""
     if call.inputs:
         nbytes = sum([view.nbytes for view in call.inputs])
@@ -99,12 +99,12 @@ class Staged:
 
     __slots__ = ("_apart", "_arena", "_blocks", "_call", "_result", "fence", "source", "target")
 
-    def __init__(self, arena: Arena, call: Call, *, apart: bool = False) -> None:
+    def __init__(self, arena: Arena, call: RankCall, *, apart: bool = False) -> None:
         self._arena = arena
         self._apart = apart
         self._call = call
-        self._blocks: list[Block] = []
-        self._result: Block | None = None
+        self._blocks: list[ArenaBlock] = []
+        self._result: ArenaBlock | None = None
         self.fence = NO_FENCE
         try:
             self._place()
@@ -131,7 +131,7 @@ class Staged:
 
     def _region(
         self, views: Sequence[TensorView], beside: Sequence[TensorView] = ()
-    ) -> tuple[Region, Block | None]:
+    ) -> tuple[Region, ArenaBlock | None]:
         """Return the region of the tensors, and the block that was allocated for them, if any."""
         nbytes = sum([view.nbytes for view in views])
         if not nbytes:
@@ -174,10 +174,10 @@ class Staged:
         address = view.host_address
         return self._arena.locate(address, view.nbytes) if address else None
 
-    def _copy_in(self, view: TensorView, block: Block, start: int) -> None:
+    def _copy_in(self, view: TensorView, block: ArenaBlock, start: int) -> None:
         view.copy_to(block, start)
 
-    def _copy_out(self, view: TensorView, block: Block, start: int) -> None:
+    def _copy_out(self, view: TensorView, block: ArenaBlock, start: int) -> None:
         view.copy_from(block, start)
 
 

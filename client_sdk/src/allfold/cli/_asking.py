@@ -173,7 +173,7 @@ OUR_CLOCK = Offset(0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ClockSample:
     """One request for a clock.
 
     Attributes:
@@ -187,7 +187,7 @@ class Reading:
     received: float
 
 
-def estimate(readings: Iterable[Reading]) -> Offset:
+def estimate(readings: Iterable[ClockSample]) -> Offset:
     """Return the offset of a clock, by the reading of the shortest round trip."""
     best = min(readings, key=lambda each: each.received - each.sent)
     middle = (best.sent + best.received) / 2

@@ -26,7 +26,7 @@ _SHOWN_ENDED = 3
 
 
 @dataclass
-class Report:
+class StatusReport:
     """The state of everything that answered.
 
     Attributes:
@@ -72,7 +72,7 @@ class Report:
 
 def gather(
     orchestrators: Sequence[str], agent_urls: Sequence[str], token: str, *, needs_all: bool = True
-) -> Report:
+) -> StatusReport:
     """Ask the orchestrator, the agents that it knows, and those given.
 
     Where agents are given, they are asked whatever is wrong with the orchestrator.
@@ -86,7 +86,7 @@ def gather(
         ServiceError: it answered that it cannot tell, because its state store is down.
         AgentUnreachable: an agent that was given does not answer.
     """
-    report, kept = Report(orchestrator=""), list[Json]()
+    report, kept = StatusReport(orchestrator=""), list[Json]()
     if orchestrators:
         try:
             _ask_orchestrator(report, orchestrators, token)
@@ -112,7 +112,7 @@ def agents_to_ask(orchestrators: Sequence[str], agent_urls: Sequence[str], token
         OrchestratorUnreachable: it was to be asked and does not answer.
         ServiceError: it answered that it cannot tell.
     """
-    report = Report(orchestrator="")
+    report = StatusReport(orchestrator="")
     if orchestrators:
         try:
             _ask_orchestrator(report, orchestrators, token)
@@ -121,11 +121,11 @@ def agents_to_ask(orchestrators: Sequence[str], agent_urls: Sequence[str], token
     return list(dict.fromkeys([*agent_urls, *_present(report)]))
 
 
-def _present(report: Report) -> list[str]:
+def _present(report: StatusReport) -> list[str]:
     return [node["control_url"] for node in report.nodes if node["state"] != "gone"]
 
 
-def _ask_orchestrator(report: Report, urls: Sequence[str], token: str) -> None:
+def _ask_orchestrator(report: StatusReport, urls: Sequence[str], token: str) -> None:
     def ask(url: str) -> None:
         report.orchestrator = url
         try:

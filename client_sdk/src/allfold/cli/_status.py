@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from allfold.cli._parameters import orchestrator_option, services_to_ask, token
-from allfold.cli._report import Report, gather, incident_lines
+from allfold.cli._report import StatusReport, gather, incident_lines
 from allfold_core.agent_answers import GroupStatus, Json, Status
 from allfold_core.in_flight import Membership, kept_results
 
@@ -48,7 +48,7 @@ def status(orchestrator: str | None, agent_urls: tuple[str, ...], as_json: bool)
         raise report.failure
 
 
-def _show(report: Report) -> None:
+def _show(report: StatusReport) -> None:
     # A file or a pipe has no width; a terminal knows its own.
     width = None if sys.stdout.isatty() else _WIDTH_OF_A_FILE
     console = Console(width=width, highlight=False, markup=False, emoji=False)

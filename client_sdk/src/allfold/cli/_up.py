@@ -12,7 +12,7 @@ import click
 
 from allfold_cluster import Cluster
 from allfold_cluster.environment import require
-from allfold_cluster.processes import HasFileno, wait_for
+from allfold_cluster.processes import Waitable, wait_for
 from allfold_cluster.signals import Interrupted, Interrupts
 from allfold_core.errors import ServiceError
 
@@ -39,7 +39,7 @@ def up(nodes: int, redis_url: str, listen: str, as_json: bool) -> None:
 
 def _watch(cluster: Cluster, interrupts: Interrupts) -> None:
     """Return never: a signal or the death of a service comes."""
-    watched: list[HasFileno] = [interrupts, *cluster.services]
+    watched: list[Waitable] = [interrupts, *cluster.services]
     while True:
         wait_for(watched, None)
         interrupts.raise_if_pending()

@@ -21,7 +21,7 @@ _Hidden = TypeVar("_Hidden")
 
 
 def uncompiled(hidden: _Hidden) -> _Hidden:
-    """Have Dynamo neither compile nor inline a function or the methods of a class.
+    """Keep Dynamo from compiling and inlining a function or the methods of a class.
 
     The same goes for whatever they call. Dynamo breaks the graph at such a call and runs it as it
     is, as with the C++ methods of torch's own process groups. ``torch.compiler.disable`` does that
@@ -47,7 +47,7 @@ _LOOK_AGAIN_SECONDS = 60.0
 _IDLE_SECONDS = 1.0
 
 
-class Progress:
+class FutureProgress:
     """Completes futures when their ops are done, which runs the callbacks of the futures.
 
     The thread starts with the first op that it watches, and ends after a while without one, since
@@ -67,7 +67,7 @@ class Progress:
         self._watched: dict[Work, Callable[[], None]] = {}
         self._closed = False
         self._thread: Thread | None = None
-        self._nested: Progress | None = None
+        self._nested: FutureProgress | None = None
 
     def future(
         self,
@@ -122,7 +122,7 @@ class Progress:
         if current_thread() is self._thread:
             # A callback asks for a future, and may wait for it here and now.
             if self._nested is None:
-                self._nested = Progress(self._name, ordered=self._ordered)
+                self._nested = FutureProgress(self._name, ordered=self._ordered)
             self._nested._watch(work, then)
             return
         with self._changed:

@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from allfold.cli._bench.data import DTYPES, OPS
-from allfold.cli._bench.kinds import KINDS, Wanted, sizes
-from allfold.cli._parameters import Size, Strategy
+from allfold.cli._bench.kinds import KINDS, BenchSelection, sizes
+from allfold.cli._parameters import Size, StrategyName
 from allfold.cli._run.command import run
 from allfold_core.codecs import Wire
 from allfold_core.operations import AUTO
@@ -94,7 +94,7 @@ _AS_RANKS: dict[str, Any] = {
 @click.option("--iterations", type=click.IntRange(1), help="Ops per figure.  [by size]")
 @click.option(
     "--strategy",
-    type=Strategy(),
+    type=StrategyName(),
     default=AUTO,
     show_default=True,
     metavar="NAME",
@@ -141,7 +141,7 @@ def bench(
     The status is 1 if anything was wrong.
     """
     every = tuple(KINDS) if not kinds or "all" in kinds else kinds
-    wanted = Wanted(every, ops or ("sum",), dtypes or ("float32",), strategy, wire)
+    wanted = BenchSelection(every, ops or ("sum",), dtypes or ("float32",), strategy, wire)
     _refuse_nothing(wanted, min_bytes, max_bytes)
     if against is not None:
         refuse({**placement, **ctx.params})
@@ -167,7 +167,7 @@ def bench(
     ctx.invoke(run, **placement, **_AS_RANKS, arguments=_as_arguments(chosen))
 
 
-def _refuse_nothing(wanted: Wanted, min_bytes: int, max_bytes: int) -> None:
+def _refuse_nothing(wanted: BenchSelection, min_bytes: int, max_bytes: int) -> None:
     """A bench that checks nothing is no success."""
     if min_bytes > max_bytes:
         raise click.UsageError(f"--min-bytes {min_bytes} is more than --max-bytes {max_bytes}")

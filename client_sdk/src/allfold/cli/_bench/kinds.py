@@ -160,7 +160,7 @@ _OPS = {op.label: op for op in ReduceOp}
 
 
 @dataclass(frozen=True)
-class Wanted:
+class BenchSelection:
     """Everything that is to be measured: each kind of each type, by each operation."""
 
     kinds: Sequence[str]

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from allfold.cli._doctor.findings import Diagnosis, Finding, Level, LinkSpeed
+from allfold.cli._doctor.findings import CheckFinding, Diagnosis, Level, LinkSpeed
 from allfold.cli._doctor.machine import check_machine
 from allfold.cli._doctor.services import Services
 from allfold.cli._parameters import (
@@ -98,7 +98,7 @@ def _show(diagnosis: Diagnosis) -> None:
     console.print(Text(f"doctor: {diagnosis.summary()}", style=_STYLES[diagnosis.level]))
 
 
-def _print(console: Console, finding: Finding) -> None:
+def _print(console: Console, finding: CheckFinding) -> None:
     head = Text(f"{finding.level.value:<8}", style=_STYLES[finding.level])
     console.print(
         head + Text(f"{finding.check}, {finding.where}: {finding.found}", style=""), soft_wrap=True
@@ -107,9 +107,9 @@ def _print(console: Console, finding: Finding) -> None:
         console.print(Text(f"        next: {finding.advice}"), soft_wrap=True)
 
 
-def _shortened(findings: Iterable[Finding]) -> list[Finding]:
+def _shortened(findings: Iterable[CheckFinding]) -> list[CheckFinding]:
     """Of many that are fine in the same check, show the first, and say how many more there are."""
-    shown: list[Finding] = []
+    shown: list[CheckFinding] = []
     counts: dict[str, int] = {}
     for each in findings:
         counts[each.check] = counts.get(each.check, 0) + 1
@@ -118,7 +118,7 @@ def _shortened(findings: Iterable[Finding]) -> list[Finding]:
     for check, count in counts.items():
         if count > _SHOWN_ALIKE and shown and shown[0].level == Level.OK:
             more = f"{count - _SHOWN_ALIKE} more are fine (--json has them)"
-            shown.append(Finding(Level.OK, check, "others", more))
+            shown.append(CheckFinding(Level.OK, check, "others", more))
     return shown
 
 

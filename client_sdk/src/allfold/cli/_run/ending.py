@@ -158,7 +158,7 @@ class Restarts:
         self._started[rank] = now
 
     def plan(self, rank: int, status: int, now: float) -> float | None:
-        """Have a rank that has failed started again.
+        """Plan the restart of a rank that has failed.
 
         Returns:
             The seconds until then; ``None`` if there were as many restarts as there may be.

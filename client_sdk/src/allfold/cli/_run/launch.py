@@ -15,7 +15,7 @@ from allfold.cli._run.questions import IncidentWatch, Latecomers
 from allfold.cli._run.rank_process import Output, RankProcess, RankStream
 from allfold.cli._run.tracebacks import Folding
 from allfold_cluster import Cluster
-from allfold_cluster.processes import Child, HasFileno, stop_all, wait_for
+from allfold_cluster.processes import Child, Waitable, stop_all, wait_for
 from allfold_cluster.signals import Interrupts
 from allfold_core.errors import ServiceError
 from allfold_core.verdict import name_ranks
@@ -144,7 +144,7 @@ class Launch:
     def _step(self) -> None:
         streams = [stream for rank in self._running for stream in rank.readable_streams]
         ranks = {rank.child: rank for rank in self._running}
-        watched: list[HasFileno] = [self._interrupts, self._incidents, *streams, *ranks]
+        watched: list[Waitable] = [self._interrupts, self._incidents, *streams, *ranks]
         watched += self._services
         ready = wait_for(watched, self._patience(), writable=self._clogged())
         for item in ready:
@@ -230,7 +230,7 @@ class Launch:
         return not (self._ending.begun or is_over)
 
     def _plan_restart(self, rank: RankProcess, status: int) -> bool:
-        """Have a rank that has failed started again; False if there were too many of them."""
+        """Plan the restart of a rank that has failed; False if there were too many of them."""
         pause = self._restarts.plan(rank.number, status, time.monotonic())
         if pause is None:
             return False
@@ -311,4 +311,4 @@ class Launch:
             rank.child.close_streams()
 
     def _note(self, text: str) -> None:
-        self._err.note(text)
+        self._err.write_note(text)

@@ -71,7 +71,7 @@ class Output:
         self._kept += b"".join(head + line for line in lines)
         self.flush()
 
-    def note(self, text: str) -> None:
+    def write_note(self, text: str) -> None:
         """Write a line of the launcher's own."""
         self._kept += f"allfold: {text}\n".encode()
         self.flush()

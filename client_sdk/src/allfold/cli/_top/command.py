@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.live import Live
 
 from allfold.cli._parameters import Seconds, orchestrator_option, services_to_ask, token
-from allfold.cli._top.snapshot import Snapshot, Watcher
+from allfold.cli._top.snapshot import Look, Watcher
 from allfold.cli._top.view import plain, screen
 
 _WINDOW_SECONDS = 5.0
@@ -72,7 +72,7 @@ def top(
             _watch(watcher, first, interval, lambda seen: live.update(screen(seen), refresh=True))
 
 
-def _show_once(snapshot: Snapshot, *, as_json: bool) -> None:
+def _show_once(snapshot: Look, *, as_json: bool) -> None:
     if as_json:
         _print_json(snapshot)
         return
@@ -80,9 +80,7 @@ def _show_once(snapshot: Snapshot, *, as_json: bool) -> None:
     Console(width=width, highlight=False, markup=False, emoji=False).print(screen(snapshot))
 
 
-def _watch(
-    watcher: Watcher, first: Snapshot, interval: float, show: Callable[[Snapshot], None]
-) -> None:
+def _watch(watcher: Watcher, first: Look, interval: float, show: Callable[[Look], None]) -> None:
     seen = first
     with _keys() as pressed:
         try:
@@ -95,11 +93,11 @@ def _watch(
             return
 
 
-def _print_json(snapshot: Snapshot) -> None:
+def _print_json(snapshot: Look) -> None:
     click.echo(json.dumps(snapshot.to_dict()))
 
 
-def _print_lines(snapshot: Snapshot) -> None:
+def _print_lines(snapshot: Look) -> None:
     for line in plain(snapshot):
         click.echo(line)
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from allfold.cli._report import incident_lines
-from allfold.cli._top.snapshot import Snapshot
+from allfold.cli._top.snapshot import Look
 from allfold.cli._units import duration, rate
 from allfold_core.figures import GroupFigures, RankFigures
 
@@ -22,7 +22,7 @@ _YOUNG_SECONDS = 0.5
 _STRAGGLES = 1.3
 
 
-def screen(snapshot: Snapshot) -> Group:
+def screen(snapshot: Look) -> Group:
     """Return everything, for a terminal."""
     clock = time.strftime("%H:%M:%S", time.localtime(snapshot.at))
     where = snapshot.report.orchestrator or "agents alone"
@@ -37,7 +37,7 @@ def screen(snapshot: Snapshot) -> Group:
     return Group(*parts)
 
 
-def plain(snapshot: Snapshot) -> Iterator[str]:
+def plain(snapshot: Look) -> Iterator[str]:
     """Yield the lines of one refresh, for a file or a pipe."""
     clock = time.strftime("%H:%M:%S", time.localtime(snapshot.at))
     if not snapshot.groups:
@@ -53,11 +53,11 @@ def plain(snapshot: Snapshot) -> Iterator[str]:
         yield f"{clock} {line}"
 
 
-def _incidents(snapshot: Snapshot) -> list[str]:
+def _incidents(snapshot: Look) -> list[str]:
     return incident_lines(snapshot.report.activity.incidents, snapshot.at)[:_SHOWN_LINES]
 
 
-def _waits(snapshot: Snapshot) -> list[str]:
+def _waits(snapshot: Look) -> list[str]:
     """Return lines on what ops wait for, and on services that do not answer.
 
     Without ops that have just begun, and those that an incident speaks of.
@@ -76,7 +76,7 @@ def _table(title: str, *columns: str) -> Table:
     return Table(*columns, title=title, title_justify="left")
 
 
-def _nodes(snapshot: Snapshot) -> Table:
+def _nodes(snapshot: Look) -> Table:
     table = _table("Nodes", "node", "state", "heartbeat", "ranks")
     for node in snapshot.nodes():
         state = node["state"] or "answers"
@@ -90,7 +90,7 @@ def _nodes(snapshot: Snapshot) -> Table:
     return table
 
 
-def _groups(snapshot: Snapshot) -> Table:
+def _groups(snapshot: Look) -> Table:
     table = _table("Groups", "group", "ranks", "ops/s", "tensors", "latency", "skew", "slow")
     for group in snapshot.groups:
         slow = group.straggler(_STRAGGLES)
@@ -120,7 +120,7 @@ def _ranks(groups: Iterable[GroupFigures]) -> Table:
     return table
 
 
-def _links(snapshot: Snapshot) -> Table:
+def _links(snapshot: Look) -> Table:
     table = _table("Busiest links", "from", "to", "payload")
     for link in snapshot.links[:_SHOWN_LINKS]:
         table.add_row(link.source, link.target, rate(link.bytes))
