@@ -8,6 +8,7 @@ import pwd
 import shlex
 import socket
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -15,7 +16,7 @@ from allfold_core.errors import AgentUnreachable
 
 log = logging.getLogger("allfold")
 
-RETRY_SECONDS = 0.05
+_RETRY_SECONDS = 0.05
 _OR_ELSE = (
     "start the script with 'allfold run', or name another socket with ALLFOLD_SOCKET or agent="
 )
@@ -41,36 +42,41 @@ def connect(path: str) -> socket.socket | str:
     return connected
 
 
-def await_agent(path: str, seconds: float) -> socket.socket:
+def await_agent(
+    path: str,
+    seconds: float,
+    *,
+    began: float | None = None,
+    warn: Callable[[str], None] = log.warning,
+    pause: Callable[[float], object] = sleep,
+    or_else: str = _OR_ELSE,
+) -> socket.socket:
     """Connect, waiting for an agent that is still starting.
+
+    Args:
+        began: from when the seconds count (monotonic); by default from now on.
+        warn: told once that there is a wait.
+        pause: sleeps: nothing can be awaited on a socket that does not exist yet.
+        or_else: what else than to start an agent the user may do.
 
     Raises:
         AgentUnreachable: no agent listens in time, or waiting would not help.
     """
-    began = monotonic()
-    deadline = began + seconds
+    began = monotonic() if began is None else began
     found = connect(path)
-    has_waited = isinstance(found, str)
-    if isinstance(found, str):
-        log.warning(
-            "no node agent listens on %s (%s); waiting up to %g s for it", path, found, seconds
-        )
+    if not isinstance(found, str):
+        return found
+    warn(f"no node agent listens on {path} ({found}); waiting up to {seconds:g} s for it")
     while isinstance(found, str):
-        if monotonic() > deadline:
-            raise nobody_listens(path, found, seconds, _OR_ELSE)
-        sleep(RETRY_SECONDS)  # nothing can be awaited on a socket that does not exist yet
+        if monotonic() > began + seconds:
+            raise AgentUnreachable(
+                f"no node agent listens on {path} ({found}; tried for {seconds:g} s). Start one "
+                f"with 'allfold agent --socket {shlex.quote(path)}', {or_else}."
+            )
+        pause(_RETRY_SECONDS)
         found = connect(path)
-    if has_waited:
-        log.info("a node agent listens on %s, after %.1f s", path, monotonic() - began)
+    log.info("a node agent listens on %s, after %.1f s", path, monotonic() - began)
     return found
-
-
-def nobody_listens(path: str, reason: str, seconds: float, or_else: str) -> AgentUnreachable:
-    """The error after trying for so many seconds; ``or_else`` says what else the user may do."""
-    return AgentUnreachable(
-        f"no node agent listens on {path} ({reason}; tried for {seconds:g} s). Start one with "
-        f"'allfold agent --socket {shlex.quote(path)}', {or_else}."
-    )
 
 
 def _refusal(path: str, error: OSError) -> str | None:

@@ -8,7 +8,7 @@ from http import HTTPStatus
 from itertools import islice
 
 from allfold.cli._asking import SECONDS, Failure, ask_agents, ask_replicas, entries
-from allfold.cli._units import age
+from allfold.cli._showing import age
 from allfold_cluster.http import NoAnswer, get_json
 from allfold_core.agent_answers import STATUS, Json, Status
 from allfold_core.errors import (

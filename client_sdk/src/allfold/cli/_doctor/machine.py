@@ -14,7 +14,7 @@ from allfold._session.agent_socket import connect
 from allfold._session.connection import AgentConnection
 from allfold.cli._config.services import strays
 from allfold.cli._doctor.findings import HERE, CheckFinding, Json, fail, ok, warn
-from allfold.cli._units import size
+from allfold.cli._showing import size
 from allfold_core.errors import AgentUnreachable, AllfoldError
 from allfold_core.machine import describe
 

@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 
 from allfold.cli._doctor.findings import CheckFinding, Json, LinkSpeed, fail, ok, skipped, warn
 from allfold.cli._doctor.nodes import LISTEN_WIDELY, is_loopback
-from allfold.cli._units import duration, rate
+from allfold.cli._showing import duration, rate
 from allfold_cluster.http import NoAnswer, post
 from allfold_core.errors import AllfoldError
 

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 import click
 
 from allfold._process.settings import GroupSettings, group_name
-from allfold._session.agent_socket import RETRY_SECONDS, connect, nobody_listens
+from allfold._session.agent_socket import await_agent
 from allfold.cli._parameters import Seconds
 from allfold.cli._run.launch import Launch, Policy
 from allfold.cli._run.launch_spec import LaunchSpec, common_environment, make_group_name, place
@@ -198,23 +198,15 @@ def _await_agents(sockets: Iterable[str], interrupts: Interrupts) -> None:
     """
     variable = "ALLFOLD_INIT_TIMEOUT"
     seconds = checked_seconds(variable, os.environ.get(variable) or _PATIENCE_SECONDS)
-    deadline = time.monotonic() + seconds
-    for path in sockets:
-        _await_agent(path, seconds, deadline, interrupts)
+    began = time.monotonic()
 
+    def warn(text: str) -> None:
+        click.echo(f"allfold: {text} ({variable})", err=True)
 
-def _await_agent(path: str, seconds: float, deadline: float, interrupts: Interrupts) -> None:
-    found = connect(path)
-    if isinstance(found, str):
-        click.echo(
-            f"allfold: no node agent listens on {path} ({found}); waiting up to {seconds:g} s for "
-            "it (ALLFOLD_INIT_TIMEOUT)",
-            err=True,
-        )
-    while isinstance(found, str):
-        if time.monotonic() > deadline:
-            raise nobody_listens(path, found, seconds, _OR_ELSE)
-        wait_for([interrupts], RETRY_SECONDS)
+    def pause(seconds: float) -> None:
+        wait_for([interrupts], seconds)
         interrupts.raise_if_pending()
-        found = connect(path)
-    found.close()
+
+    for path in sockets:
+        found = await_agent(path, seconds, began=began, warn=warn, pause=pause, or_else=_OR_ELSE)
+        found.close()

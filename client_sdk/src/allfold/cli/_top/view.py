@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from allfold.cli._report import incident_lines
+from allfold.cli._showing import duration, rate, table
 from allfold.cli._top.snapshot import Look
-from allfold.cli._units import duration, rate
 from allfold_core.figures import GroupFigures, RankFigures
 
 _SHOWN_RANKS = 5
@@ -72,12 +72,8 @@ def _waits(snapshot: Look) -> list[str]:
     return lines
 
 
-def _table(title: str, *columns: str) -> Table:
-    return Table(*columns, title=title, title_justify="left")
-
-
 def _nodes(snapshot: Look) -> Table:
-    table = _table("Nodes", "node", "state", "heartbeat", "ranks")
+    made = table("Nodes", ("node", "state", "heartbeat", "ranks"))
     for node in snapshot.nodes():
         state = node["state"] or "answers"
         if node["waiting_for"]:
@@ -86,15 +82,16 @@ def _nodes(snapshot: Look) -> Table:
             state = f"{node['state']}, no answer from here"
         age, ranks = node["heartbeat_age"], node["ranks"]
         beat = "-" if age is None else f"{age:.1f} s ago"
-        table.add_row(node["node"], state, beat, "-" if ranks is None else str(ranks))
-    return table
+        made.add_row(node["node"], state, beat, "-" if ranks is None else str(ranks))
+    return made
 
 
 def _groups(snapshot: Look) -> Table:
-    table = _table("Groups", "group", "ranks", "ops/s", "tensors", "latency", "skew", "slow")
+    columns = ("group", "ranks", "ops/s", "tensors", "latency", "skew", "slow")
+    made = table("Groups", columns)
     for group in snapshot.groups:
         slow = group.straggler(_STRAGGLES)
-        table.add_row(
+        made.add_row(
             group.group,
             str(snapshot.world_size(group) or "-"),
             f"{group.ops:.1f}",
@@ -103,28 +100,27 @@ def _groups(snapshot: Look) -> Table:
             _seconds(group.skew),
             "-" if slow is None else _place(slow),
         )
-    return table
+    return made
 
 
 def _ranks(groups: Iterable[GroupFigures]) -> Table:
     """The ranks that compute longest between two ops."""
     columns = ("group", "rank", "node", "between ops", "its node waits", "to the median")
-    table = _table("Slowest ranks", *columns)
+    made = table("Slowest ranks", columns)
     for group in groups:
         for each in group.ranks[:_SHOWN_RANKS]:
             behind = "-" if each.behind is None else f"{each.behind:.1f} x"
             is_slow = (each.behind or 0.0) >= _STRAGGLES
             cells = (_seconds(each.own), _seconds(each.late), behind)
             style = "bold yellow" if is_slow else ""
-            table.add_row(group.group, str(each.rank), each.node, *cells, style=style)
-    return table
+            made.add_row(group.group, str(each.rank), each.node, *cells, style=style)
+    return made
 
 
 def _links(snapshot: Look) -> Table:
-    table = _table("Busiest links", "from", "to", "payload")
-    for link in snapshot.links[:_SHOWN_LINKS]:
-        table.add_row(link.source, link.target, rate(link.bytes))
-    return table
+    shown = snapshot.links[:_SHOWN_LINKS]
+    rows = ((link.source, link.target, rate(link.bytes)) for link in shown)
+    return table("Busiest links", ("from", "to", "payload"), rows)
 
 
 def _place(rank: RankFigures) -> str:

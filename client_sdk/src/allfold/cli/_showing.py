@@ -1,6 +1,28 @@
-"""Times, sizes and rates for people."""
+"""Output for people: tables on a terminal or in a file; times, sizes and rates in words."""
 
 from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+
+from rich.console import Console
+from rich.table import Table
+
+_WIDTH_OF_A_FILE = 200
+
+
+def console() -> Console:
+    """Return a console on standard output, as wide as the terminal; a file has no width."""
+    width = None if sys.stdout.isatty() else _WIDTH_OF_A_FILE
+    return Console(width=width, highlight=False, markup=False, emoji=False)
+
+
+def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[object]] = ()) -> Table:
+    """Return a table with its title on the left; rows may be added."""
+    made = Table(*columns, title=title, title_justify="left")
+    for row in rows:
+        made.add_row(*map(str, row))
+    return made
 
 
 def duration(seconds: float) -> str:
