@@ -77,7 +77,7 @@ class RankMembership:
         self.left = False
         self._leaving = Lock()
         self._subgroups: Counter[tuple[int, ...]] = Counter()
-        self._connection.listen(self.number, self.epochs)
+        self._connection.requests.listen(self.number, self.epochs)
 
     @property
     def view(self) -> EpochView:
@@ -153,7 +153,7 @@ class RankMembership:
         except TimeoutError:
             self._warn_of_no_answer(f"none came within {seconds:g} s")
         finally:
-            self._connection.ignore(self.number)
+            self._connection.requests.ignore(self.number)
 
     def _warn_of_no_answer(self, reason: str) -> None:
         log.warning("left group '%s' without an answer of the agent: %s", self.view.group, reason)

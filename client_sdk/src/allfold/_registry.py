@@ -155,7 +155,7 @@ class GroupRegistry:
         if self._session is None:
             self._session = Session(agent or socket_path(), patience)
             self._draining.begin_anew()
-            self._session.connection.on_drain = self._told_to_leave
+            self._session.connection.requests.on_drain = self._told_to_leave
         self._session.connection.check_process()
         used = self._session.connection.path
         if agent and agent != used:

@@ -8,8 +8,9 @@ from time import monotonic
 from typing import Any
 
 from allfold._epochs import Epochs
-from allfold._session.connection import GRACE_SECONDS, AgentConnection, Pending
+from allfold._session.connection import GRACE_SECONDS, AgentConnection
 from allfold._session.in_flight import InFlight
+from allfold._session.requests import Pending
 from allfold._staging.host import CallMemory, nothing
 from allfold_core.errors import AgentLost, AllfoldError, PeerMissing, from_dict
 from allfold_core.wire.local_wire import FIRST_PAIR

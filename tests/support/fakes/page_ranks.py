@@ -19,8 +19,8 @@ from allfold._group import Group
 from allfold._lane.lanes import Lanes
 from allfold._process.draining import LeaveRequest
 from allfold._process.settings import GroupSettings
-from allfold._session.connection import Files
 from allfold._session.in_flight import Lander
+from allfold._session.requests import Files
 from allfold_core.group_options import GroupOptions
 from allfold_core.operations import Kind
 from allfold_core.short_lane.page import FIRST, PageLayout

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from allfold._lane.recipe import Recipe
-from allfold._session.connection import Pending
+from allfold._session.requests import Pending
 
 if TYPE_CHECKING:
     from allfold._lane.short_lane import RankLane

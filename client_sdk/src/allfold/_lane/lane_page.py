@@ -11,7 +11,7 @@ import numpy as np
 
 from allfold._arena import ArenaBlock, Bytes
 from allfold._process import futex
-from allfold._session.connection import Files
+from allfold._session.requests import Files
 from allfold_core.short_lane.page import WORD, PageLayout
 from allfold_core.wire.local_wire import Region
 

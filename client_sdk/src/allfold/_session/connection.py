@@ -11,131 +11,42 @@ import logging
 import os
 import select
 import socket
-import struct
-import weakref
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from threading import Condition, Lock, get_ident
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 from allfold._process.fork_memory import disown_in_children
 from allfold._session.agent_socket import await_agent
+from allfold._session.requests import DESCRIPTOR, Files, Pending, Requests
 from allfold_core.errors import (
     AgentLost,
     AgentUnreachable,
-    AllfoldError,
     InvalidArgument,
-    from_dict,
 )
 from allfold_core.wire.local_wire import (
     MAX_MESSAGE,
     PROTOCOL_VERSION,
     Message,
-    Outcome,
     pack_json,
-    unpack_json,
 )
-
-
-class Reader(Protocol):
-    """The connection, which reads answers as they come."""
-
-    def wait_until(self, condition: Callable[[], bool], timeout: float) -> bool:
-        """Wait up to ``timeout`` seconds until answers make a condition true."""
-
-    def poll(self, pending: Pending) -> bool:
-        """Process received messages without blocking; return True if the answer has arrived."""
-
-
-class Pending:
-    """A request, and its answer once it has arrived.
-
-    Attributes:
-        epoch: of a call, the ordinal that its outcome carries.
-        participants: of a call, the number of ranks that took part; 0 of an error.
-        edge: of a call, the edge that its outcome announces; 0 for none.
-    """
-
-    __slots__ = ("_connection", "answer", "done", "edge", "epoch", "error", "participants")
-
-    def __init__(self, connection: Reader) -> None:
-        self._connection = connection
-        self.done = False
-        self.answer: dict[str, Any] = {}
-        self.error: AllfoldError | None = None
-        self.epoch: int | None = None
-        self.participants: int | None = None
-        self.edge = 0
-
-    def outcome(self) -> dict[str, Any]:
-        """Return the answer, or raise the error that came instead."""
-        if self.error is not None:
-            raise self.error
-        return self.answer
-
-    def wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Wait until the answer makes a condition true, for so long at most; return its value."""
-        return self._connection.wait_until(condition, seconds)
-
-    def poll(self) -> bool:
-        """Return True if the answer has arrived, without waiting for it."""
-        return self._connection.poll(self)
-
-    def look(self) -> bool:
-        """Return True if the answer is here, without asking the agent."""
-        return self.done
-
 
 log = logging.getLogger("allfold")
 
 _LONGEST_WAIT = 64.0  # the clocks of poll and of conditions overflow far beyond it
-_ANSWERS = {
-    Message.JOINED: Message.JOIN,
-    Message.LEFT: Message.LEAVE,
-    Message.EXPLAINED: Message.EXPLAIN,
-    Message.SHARED: Message.SHARE,
-    Message.PASSED: Message.EDGE,
-}
 # How often a program that waits for nothing from the agent hears of its news.
 _GLANCE_SECONDS = 0.1
 # The agent enforces deadlines; the SDK's own only catches an agent that hangs.
 GRACE_SECONDS = 5.0
-_DESCRIPTOR = struct.Struct("i")
-_SOME_DESCRIPTORS = socket.CMSG_SPACE(4 * _DESCRIPTOR.size)
+_SOME_DESCRIPTORS = socket.CMSG_SPACE(4 * DESCRIPTOR.size)
 _RECEIVING = (MAX_MESSAGE,), (_SOME_DESCRIPTORS,), (socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC,)
 # How long a thread sleeps at most while another one reads, which an exception may have ended.
 _NAP_SECONDS = 0.5
 
 Received = tuple[bytes, list[tuple[int, int, bytes]], int, Any]
 """The result of ``recvmsg``: data, ancillary data, flags, address."""
-
-
-class Files:
-    """The descriptors that came with a message; closed with this object."""
-
-    def __init__(self, packed: bytes) -> None:
-        self.descriptors = [number for (number,) in _DESCRIPTOR.iter_unpack(packed)]
-        weakref.finalize(self, _close, self.descriptors)
-
-
-def _close(descriptors: Sequence[int]) -> None:
-    for each in descriptors:
-        os.close(each)
-
-
-class GroupListener(Protocol):
-    """Takes in what the agent says of a group unasked; must not wait."""
-
-    def announce(self, body: Mapping[str, Any]) -> None:
-        """A new epoch was announced, which a later outcome will carry."""
-
-    def hold(self, body: Mapping[str, Any]) -> None:
-        """Suspend the deadlines of ops, as the group recovers."""
-
-    def settle(self, outcome: Outcome, error: AllfoldError | None) -> bool:
-        """Settle an op of the short lane by the agent's outcome; return False if unknown."""
 
 
 class AgentConnection:
@@ -148,7 +59,7 @@ class AgentConnection:
 
     Attributes:
         welcome: what the agent has said of itself.
-        on_drain: called with the reason when the agent asks this process to leave.
+        requests: those without an answer; news of groups go there, too.
 
     Raises:
         AgentUnreachable: nobody listens there, or nobody answers.
@@ -159,7 +70,6 @@ class AgentConnection:
         self.no_lane = no_lane
         self.pid = os.getpid()
         self.welcome: dict[str, Any] = {}
-        self.on_drain: Callable[[str], None] = lambda _: None
         self._socket = await_agent(path, timeout)
         self._readable = select.poll()
         self._readable.register(self._socket, select.POLLIN)
@@ -169,9 +79,8 @@ class AgentConnection:
         self._others_wait = False
         self._inbox: deque[Received] = deque()
         self._opened: tuple[Received | None, Files | None] = (None, None)
-        self._pending: dict[Hashable, Pending] = {}
-        self._listeners: dict[int, GroupListener] = {}
-        self._requests = itertools.count(1)
+        self.requests = Requests()
+        self._numbers = itertools.count(1)
         self._lost: AgentLost | None = None
         self._is_anothers = False
         self._next_glance = 0.0
@@ -208,7 +117,7 @@ class AgentConnection:
         self, kind: Message, body: dict[str, Any], timeout: float, descriptor: int | None = None
     ) -> Pending:
         """Send a request as :meth:`request` does; return its pending answer without waiting."""
-        number = next(self._requests)
+        number = next(self._numbers)
         key = (kind, number)
         pending = self.expect(key)
         message = pack_json(kind, {**body, "request": number})
@@ -224,13 +133,13 @@ class AgentConnection:
         with self._lock:
             if self._lost:
                 raise self._lost
-            self._pending[key] = pending
+            self.requests.open[key] = pending
         return pending
 
     def forget(self, key: Hashable) -> None:
         """Expect no such answer any more, as the request was not sent."""
         with self._lock:
-            self._pending.pop(key, None)
+            self.requests.open.pop(key, None)
 
     def notify(
         self, kind: Message, body: dict[str, Any], timeout: float, sent: list[int] | None = None
@@ -280,14 +189,6 @@ class AgentConnection:
                 reason = f"takes no messages, for {timeout:g} s now; is it stopped?"
                 raise self.lose(f"the node agent at {self.path} {reason}")
             room.poll(min(left, _LONGEST_WAIT) * 1000)
-
-    def listen(self, number: int, listener: GroupListener) -> None:
-        """Pass on what the agent says of a group, by its number; before the first call."""
-        self._listeners[number] = listener
-
-    def ignore(self, number: int) -> None:
-        """Ignore what the agent says of a group that was left."""
-        self._listeners.pop(number, None)
 
     # Waiting
 
@@ -372,7 +273,7 @@ class AgentConnection:
             self._receive(timeout)
         while self._inbox:
             self._process(self._inbox[0])
-            if not self._inbox and self._pending:
+            if not self._inbox and self.requests.open:
                 self._receive(0.0)
 
     def _receive(self, timeout: float) -> None:
@@ -404,99 +305,18 @@ class AgentConnection:
 
     def _dispatch_or_drop(self, data: bytes, files: Files | None, *, again: bool) -> None:
         try:
-            self._dispatch(data, files, again=again)
+            self.requests.dispatch(data, files, again=again)
         except BaseException:
             if again:  # it was no signal's handler, but is the message
                 self._inbox.popleft()
             raise
-
-    def _dispatch(self, data: bytes, files: Files | None, *, again: bool) -> None:
-        """Process a message.
-
-        Args:
-            again: an exception has come up in the middle of it before.
-        """
-        kind = data[0]
-        if kind in (Message.DONE, Message.FAILED):
-            if not self._settle_call(Outcome.unpack(data)) and not again:
-                log.error("unexpected message from the node agent: %s", Outcome.unpack(data))
-            return
-        body = unpack_json(data)
-        if files is not None:
-            body["files"] = files
-        if kind in (Message.EPOCH, Message.HOLD):
-            self._take_news(kind, body)
-        elif kind == Message.DRAIN:
-            self.on_drain(body["reason"])
-        elif (key := self._key_of(kind, body)) is not None:
-            error = from_dict(body) if kind == Message.REFUSED else None
-            if not self._settle(key, {} if error else body, error) and not again:
-                log.error("unexpected message from the node agent: %s %s", key, error or body)
-
-    def _key_of(self, kind: int, body: dict[str, Any]) -> Hashable | None:
-        """Return the key of the request that a message answers; ``None`` if it is no answer."""
-        if kind == Message.REFUSED:
-            return self._refused(body)
-        if kind == Message.WELCOME:
-            return Message.HELLO
-        return (_ANSWERS[Message(kind)], body["request"]) if kind in _ANSWERS else None
-
-    def _settle_call(self, outcome: Outcome) -> bool:
-        """Take the outcome of an op; return False if it is unknown."""
-        key = (Message.OP, outcome.group, outcome.seq)
-        pending = self._pending.get(key)
-        if pending is None:
-            return self._settle_posted(outcome)
-        pending.epoch, pending.participants = outcome.epoch, outcome.participants
-        pending.edge = outcome.edge
-        if outcome.kind is Message.FAILED:
-            pending.error = from_dict(outcome.body or {})
-        elif outcome.body is not None:
-            pending.answer = outcome.body
-        pending.done = True
-        self._pending.pop(key, None)
-        return True
-
-    def _settle_posted(self, outcome: Outcome) -> bool:
-        """Take the outcome of an op that was not asked for by a message."""
-        listener = self._listeners.get(outcome.group)
-        failed = outcome.kind is Message.FAILED
-        error = from_dict(outcome.body or {}) if failed else None
-        return listener is not None and listener.settle(outcome, error)
-
-    def _take_news(self, kind: int, body: dict[str, Any]) -> None:
-        """Take in what the agent says of a group unasked, unless the group was left."""
-        listener = self._listeners.get(body["number"])
-        if listener is None:
-            return
-        if kind == Message.EPOCH:
-            listener.announce(body)
-        else:
-            listener.hold(body)
-
-    def _refused(self, body: dict[str, Any]) -> Hashable:
-        """Return the key of what was refused: a request by its number, else the greeting."""
-        number = body.get("request")
-        asked = [(kind, number) for kind in _ANSWERS.values()]
-        return next((key for key in asked if key in self._pending), Message.HELLO)
-
-    def _settle(self, key: Hashable, answer: dict[str, Any], error: AllfoldError | None) -> bool:
-        """Take the answer to a request; return False if there is no such request."""
-        pending = self._pending.get(key)
-        if pending is None:
-            return False
-        pending.answer, pending.error, pending.done = answer, error, True
-        self._pending.pop(key, None)
-        return True
 
     def lose(self, message: str) -> AgentLost:
         """Give the agent up: all that waits, and every later call, gets this error."""
         with self._lock:
             if self._lost is None:
                 self._lost = AgentLost(f"{message}; the ops in flight are lost")
-            for pending in self._pending.values():
-                pending.error, pending.done = self._lost, True
-            self._pending.clear()
+            self.requests.fail_all(self._lost)
             self._changed.notify_all()
             return self._lost
 
@@ -531,9 +351,7 @@ class AgentConnection:
         # Another thread of the parent may have held them; it does not exist here.
         self._lock = Lock()
         self._changed = Condition(self._lock)
-        for pending in self._pending.values():
-            pending.error, pending.done = self._anothers(), True
-        self._pending.clear()
+        self.requests.fail_all(self._anothers())
 
     def close(self) -> None:
         """Disconnect."""
