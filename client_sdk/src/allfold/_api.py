@@ -10,8 +10,8 @@ from typing import Any, Unpack
 
 import numpy as np
 
+from allfold._calls.options import Options, with_checked_names
 from allfold._group import Group
-from allfold._options import Options, with_checked_names
 from allfold._process.ranks import RankInfo, SingleProcessWarning, resolve, resolve_elastic
 from allfold._process.settings import group_name
 from allfold._registry import open_group, registry

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from allfold._options import Options
+from allfold._calls.options import Options
 from allfold._work import Work as Op
 from allfold.torch._adoption import adopt_bucket
 from allfold.torch._dispatch import Operators, dispatched

@@ -15,7 +15,7 @@ import torch
 from torch._C._distributed_c10d import GradBucket
 
 import allfold
-from allfold._options import Options
+from allfold._calls.options import Options
 from allfold._registry import registry
 from allfold.torch._adoption import adopt
 from allfold.torch._progress import FutureProgress, uncompiled

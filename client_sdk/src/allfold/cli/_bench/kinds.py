@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import allfold
-from allfold._options import Options
+from allfold._calls.options import Options
 from allfold.cli._bench.data import Array, Bench, Share
 from allfold_core.codecs import Wire
 from allfold_core.dtypes import DType
