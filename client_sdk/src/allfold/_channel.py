@@ -113,7 +113,7 @@ class CallChannel:
     def _post(self, view: EpochView, call: RankCall, packed: bytes, timeout: float) -> Work | None:
         """Start a collective in the short lane, if that is where it goes and the lane is open."""
         lane = self._membership.epochs.lanes.of(view.epoch)
-        if lane is None or (recipe := lane.recipe(packed)) is None:
+        if lane is None or (recipe := lane.recipes.of(packed)) is None:
             return None
         if any(each.gpu is not None for each in call.inputs + call.outputs):
             return None

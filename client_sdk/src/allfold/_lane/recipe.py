@@ -13,6 +13,7 @@ from allfold._lane.folding import Elements, Fold, copy, fold_of
 from allfold._lane.lane_page import RankPage
 from allfold_core.operations import Fingerprint, Kind
 from allfold_core.schedules.parts import Part, Placement, block_numels, exchange_layout, layout
+from allfold_core.short_lane.choice import LaneRules
 from allfold_core.short_lane.page import digest_of
 
 
@@ -192,3 +193,41 @@ def _pieces(
 def _ends(shapes: Sequence[Shape]) -> list[tuple[int, int]]:
     """Return where each tensor starts and stops, if they lie one after the other."""
     return list(pairwise(accumulate(map(prod, shapes), initial=0)))
+
+
+_REMEMBERED = 512
+
+
+class Recipes:
+    """How calls are done in a lane, kept by their fingerprints, and the plans of their slots."""
+
+    def __init__(self, page: RankPage, seat: PageSeat, rules: LaneRules) -> None:
+        self._page = page
+        self._seat = seat
+        self._rules = rules
+        self._recipes: dict[bytes, Recipe | None] = {}
+        self._plans: dict[tuple[Recipe, int], SlotPlan] = {}
+
+    def of(self, packed: bytes) -> Recipe | None:
+        """Return how calls with this fingerprint are done here; ``None`` if they are not."""
+        try:
+            return self._recipes[packed]
+        except KeyError:
+            return self._learn(packed)
+
+    def _learn(self, packed: bytes) -> Recipe | None:
+        if len(self._recipes) >= _REMEMBERED:
+            self._recipes.clear()
+            self._plans.clear()
+        seat = self._seat
+        recipe = Recipe(packed, seat) if self._rules.serve(packed, seat.world_size) else None
+        self._recipes[packed] = recipe
+        return recipe
+
+    def write_output(self, recipe: Recipe, slot: int) -> None:
+        """Write this rank's output to its slot, from the inputs of all."""
+        plan = self._plans.get((recipe, slot))
+        if plan is None:
+            plan = SlotPlan(self._page, slot, recipe, (), [(recipe.numel,)])
+            self._plans[recipe, slot] = plan
+        plan.fold_into([plan.output])

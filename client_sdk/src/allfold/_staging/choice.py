@@ -36,7 +36,7 @@ class PreparedCall:
         self.packed = packed
         self.template = template
         self.lane = lane
-        self.recipe: Recipe | None = None if lane is None else lane.recipe(packed)
+        self.recipe: Recipe | None = None if lane is None else lane.recipes.of(packed)
         self._plans: dict[int, SlotPlan] = {}
 
     def plan(self, slot: int) -> SlotPlan:
