@@ -231,11 +231,6 @@ class Arena:
                 return Region(segment.number, offset)
         return None
 
-    @property
-    def is_empty(self) -> bool:
-        """True if it has no memory, and never had."""
-        return not self._segments
-
     def close(self) -> None:
         """Release the memory: all of it is gone with the last array in it."""
         self._closed = True

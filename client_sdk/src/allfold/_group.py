@@ -27,6 +27,8 @@ from allfold_core.verdict import counted
 
 log = logging.getLogger("allfold")
 
+_AT_ONCE_SECONDS = 1.0
+
 
 class Group(Collectives):
     """The ranks of one group. Made by :func:`allfold.init`.
@@ -213,38 +215,32 @@ class Group(Collectives):
             except AllfoldError as error:
                 log.warning("left group '%s' with a failed op: %s", self.name, error)
         try:
-            self.membership.leave(parting)
+            self.membership.give_up(parting)
         finally:
             self._on_left(self)
 
     def depart(self, parting: Parting) -> None:
         """Leave for another group: whatever is in flight, and without waiting for an answer."""
-        try:
-            self.membership.depart(parting, lost=not self.quiesce(0.0))
-        except MultipleUnregister:
-            return
-        finally:
-            self._disclaim()
-            self._on_left(self)
+        self._leave_at_once(parting, lost=not self.quiesce(0.0), waits=False)
 
     def abandon(self, parting: Parting | None = None) -> None:
         """Leave without waiting for what is in flight: the others lose this rank, at once."""
+        self._leave_at_once(parting or by_call(), lost=True, waits=True)
+
+    def _leave_at_once(self, parting: Parting, *, lost: bool, waits: bool) -> None:
+        """Leave, and leave the tensors of ops in flight alone: they are the program's again."""
         try:
-            self.membership.abandon(parting or by_call())
+            self.membership.give_up(parting, _AT_ONCE_SECONDS, lost=lost, waits=waits)
         except MultipleUnregister:
             return
         finally:
-            self._disclaim()
-            self._on_left(self)
-
-    def _disclaim(self) -> None:
-        """Leave the tensors of ops in flight alone: they are the program's again."""
-        self._channel.disclaim(
-            RegisterNotFirstOperation(
-                f"rank {self.rank} has left group '{self.name}' with the op in flight; its outcome "
-                "is not known"
+            self._channel.disclaim(
+                RegisterNotFirstOperation(
+                    f"rank {self.rank} has left group '{self.name}' with the op in flight; its "
+                    "outcome is not known"
+                )
             )
-        )
+            self._on_left(self)
 
     @property
     def should_leave(self) -> bool:

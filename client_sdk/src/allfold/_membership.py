@@ -30,7 +30,6 @@ from allfold_core.wire.local_wire import Message
 
 log = logging.getLogger("allfold")
 
-_ABANDON_SECONDS = 1.0
 # How often a rank that waits at an edge looks whether it is to leave.
 _GLANCE_SECONDS = 0.5
 # A session is unique within its group, and each plan and term lists those of all ranks.
@@ -58,14 +57,7 @@ class RankMembership:
         self.session = session
         self._connection = session.connection
         self.epochs = Epochs(
-            EpochView(
-                seat.group,
-                answer["rank"],
-                answer["world_size"],
-                answer["epoch"],
-                answer["nodes"],
-                answer["edge"],
-            ),
+            EpochView.told(seat.group, answer),
             Lanes(self._connection, answer["number"]),
             fixed=fixed,
         )
@@ -116,32 +108,27 @@ class RankMembership:
             )
         self._connection.check_process()
 
-    def leave(self, parting: Parting) -> None:
+    def give_up(
+        self,
+        parting: Parting,
+        seconds: float = GRACE_SECONDS,
+        *,
+        lost: bool = False,
+        waits: bool = True,
+    ) -> None:
         """Give up the seat. Where the agent is gone, there is nothing left to give up.
+
+        Args:
+            seconds: for the agent's answer.
+            lost: ops are in flight: the others lose this rank, at once.
+            waits: wait for that answer.
 
         Raises:
             MultipleUnregister: it was given up before, maybe by another thread just now.
         """
-        self._give_up(GRACE_SECONDS, parting)
-
-    def depart(self, parting: Parting, *, lost: bool) -> None:
-        """Give up the seat without waiting for the agent's answer.
-
-        Args:
-            lost: ops are in flight.
-        """
-        self._give_up(_ABANDON_SECONDS, parting, lost=lost, waits=False)
-
-    def abandon(self, parting: Parting) -> None:
-        """Give up the seat with ops in flight: the others lose this rank, at once."""
-        self._give_up(_ABANDON_SECONDS, parting, lost=True)
-
-    def _give_up(
-        self, seconds: float, parting: Parting, *, lost: bool = False, waits: bool = True
-    ) -> None:
         with self._leaving:
             self.check(MultipleUnregister)
-            self.left = True
+            self.left = True  # before the message: no op may come after it
         try:
             body = {"number": self.number, "lost": lost, **parting._asdict()}
             answer = self._connection.ask(Message.LEAVE, body, seconds)

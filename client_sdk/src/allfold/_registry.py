@@ -82,8 +82,8 @@ class GroupRegistry:
         """The group of a seat that was taken; ``AgentLost`` if the seat is gone by now."""
         with self._lock:
             session, name = membership.session, membership.view.group
-            if session.lost is not None:
-                raise session.lost
+            if session.connection.lost is not None:
+                raise session.connection.lost
             group = Group(membership, settings, self._draining, self._forget)
             self._groups[name] = group
             self._draining.watch(watching=self._has_elastic)
@@ -140,7 +140,7 @@ class GroupRegistry:
         """Tell the other ranks why they lose this one, if the agent answers soon."""
         deadline = monotonic() + _EXIT_SECONDS
         for group in list(self._groups.values()):
-            if session.lost is None and monotonic() < deadline:
+            if session.connection.lost is None and monotonic() < deadline:
                 group.abandon(at_exit())
         session.close()
 
@@ -187,14 +187,18 @@ class GroupRegistry:
     def _forget_lost_agent(self) -> None:
         """An agent that died took its groups along: they must not stand in the way of new ones."""
         with self._closing_if_idle():
-            if self._session is not None and self._session.lost is not None:
+            if self._session is not None and self._session.connection.lost is not None:
                 self._groups.clear()
                 self._opening.clear()
                 self._draining.watch(watching=False)
 
     def _is_held(self) -> bool:
         """Return True if somebody will open a group with the connection; never with a lost one."""
-        return bool(self._holders) and self._session is not None and self._session.lost is None
+        return (
+            bool(self._holders)
+            and self._session is not None
+            and self._session.connection.lost is None
+        )
 
     @contextmanager
     def _closing_if_idle(self) -> Iterator[None]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import index
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from allfold import _tensors
 from allfold._tensors import TensorView
@@ -70,10 +70,6 @@ def checked_rank(seat: CallerSeat, rank: int, what: str) -> int:
             f"its {numbering(seat.world_size)}"
         )
     return found[0]
-
-
-def checked_root(seat: CallerSeat, root: int) -> int:
-    return checked_rank(seat, root, "root")
 
 
 def checked_counts(seat: CallerSeat, counts: Sequence[int], name: str) -> tuple[int, ...]:
@@ -143,6 +139,12 @@ class EpochView(CallerSeat):
     epoch: int
     nodes: int
     edge: int = 0
+
+    @classmethod
+    def told(cls, group: str, body: Mapping[str, Any]) -> Self:
+        """Return the view that a message of the agent describes."""
+        names = ("rank", "world_size", "epoch", "nodes", "edge")
+        return cls(group, *(body[name] for name in names))
 
 
 # Calls are made for every op, and what is frozen takes three times as long to make.

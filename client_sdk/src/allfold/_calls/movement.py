@@ -17,7 +17,6 @@ from allfold._calls.call import (
     batch,
     checked_counts,
     checked_rank,
-    checked_root,
     fingerprint,
     whole_numbers,
 )
@@ -40,7 +39,7 @@ def broadcast(seat: CallerSeat, tensor: Any, root: int, wire: str | None) -> Col
     rounded = wire not in (None, Wire.NATIVE.label)
     is_root = seat.rank == root
     given = batch(tensor, written=not is_root or rounded, folded=False)
-    root = checked_root(seat, root)
+    root = checked_rank(seat, root, "root")
     print_ = fingerprint(
         Kind.BROADCAST, None, given.dtype, given.shape, root, AUTO, alias=given.alias
     )
@@ -60,7 +59,7 @@ def all_gather(
     if output is None:
         output = blocks.new_whole(block)
     views = blocks.views(output, written=True, folded=False)
-    print_ = _fingerprint(Kind.ALL_GATHER, block, blocks, NO_ROOT)
+    print_ = _fingerprint(Kind.ALL_GATHER, block, blocks.shape, blocks.counts, NO_ROOT)
     return CollectiveCall(print_, inputs=(block,), outputs=views, result=output)
 
 
@@ -68,7 +67,7 @@ def gather(
     seat: CallerSeat, tensor: Any, root: int, output: Any, counts: Sequence[int] | None
 ) -> CollectiveCall:
     block = _tensors.view(tensor, written=False, folded=False)
-    root = checked_root(seat, root)
+    root = checked_rank(seat, root, "root")
     is_root = seat.rank == root
     if output is not None and not is_root:
         raise InvalidArgument(f"only the root, rank {root}, gets what is gathered: pass no output")
@@ -76,7 +75,7 @@ def gather(
     if is_root and output is None:
         output = blocks.new_whole(block)
     views = blocks.views(output, written=True, folded=False) if is_root else ()
-    print_ = _fingerprint(Kind.GATHER, block, blocks, root)
+    print_ = _fingerprint(Kind.GATHER, block, blocks.shape, blocks.counts, root)
     return CollectiveCall(print_, inputs=(block,), outputs=views, result=output)
 
 
@@ -84,7 +83,7 @@ def scatter(
     seat: CallerSeat, output: Any, inputs: Any, root: int, counts: Sequence[int] | None
 ) -> CollectiveCall:
     block = _tensors.view(output, written=True, folded=False)
-    root = checked_root(seat, root)
+    root = checked_rank(seat, root, "root")
     is_root = seat.rank == root
     if is_root == (inputs is None):
         raise InvalidArgument(
@@ -93,15 +92,15 @@ def scatter(
         )
     blocks = Blocks.of(seat, block, inputs, counts)
     views = blocks.views(inputs, written=False, folded=False) if is_root else ()
-    print_ = _fingerprint(Kind.SCATTER, block, blocks, root)
+    print_ = _fingerprint(Kind.SCATTER, block, blocks.shape, blocks.counts, root)
     return CollectiveCall(print_, inputs=views, outputs=(block,), result=output)
 
 
-def _fingerprint(kind: Kind, block: TensorView, blocks: Blocks, root: int) -> Fingerprint:
-    alias, counts = block.element.alias, blocks.counts
-    return fingerprint(
-        kind, None, block.dtype, blocks.shape, root, AUTO, counts=counts, alias=alias
-    )
+def _fingerprint(
+    kind: Kind, view: TensorView, shape: tuple[int, ...], counts: tuple[int, ...], root: int
+) -> Fingerprint:
+    alias = view.element.alias
+    return fingerprint(kind, None, view.dtype, shape, root, AUTO, counts=counts, alias=alias)
 
 
 # One block per pair of ranks
@@ -131,7 +130,7 @@ def all_to_all(
             f"the rows of the input are {list(source.row_shape)}, those of the output "
             f"{list(target.row_shape)}: they must be equal"
         )
-    print_ = _all_to_all_fingerprint(source, source.row_shape, sent + received)
+    print_ = _fingerprint(Kind.ALL_TO_ALL, source, source.row_shape, sent + received, NO_ROOT)
     return CollectiveCall(print_, inputs=(source,), outputs=(target,), result=output)
 
 
@@ -148,15 +147,8 @@ def _listed_all_to_all(seat: CallerSeat, inputs: Sequence[Any], output: Any) -> 
         )
     targets = tuple(_tensors.view(each, written=True, folded=False) for each in output)
     counts = tuple(view.given_numel for view in sources + targets)
-    print_ = _all_to_all_fingerprint(sources[0], (), counts)
+    print_ = _fingerprint(Kind.ALL_TO_ALL, sources[0], (), counts, NO_ROOT)
     return CollectiveCall(print_, inputs=sources, outputs=targets, result=output)
-
-
-def _all_to_all_fingerprint(
-    view: TensorView, row_shape: tuple[int, ...], counts: tuple[int, ...]
-) -> Fingerprint:
-    kind, alias = Kind.ALL_TO_ALL, view.element.alias
-    return fingerprint(kind, None, view.dtype, row_shape, NO_ROOT, AUTO, counts=counts, alias=alias)
 
 
 def _split(

@@ -15,7 +15,7 @@ from allfold._calls.call import (
     CollectiveCall,
     TensorBatch,
     batch,
-    checked_root,
+    checked_rank,
     fingerprint,
 )
 from allfold_core.dtypes import DType
@@ -43,7 +43,7 @@ def reduce(
 ) -> CollectiveCall:
     is_root = seat.rank == root
     given = batch(tensor, written=is_root, folded=True)
-    print_ = _fingerprint(Kind.REDUCE, given, op, factor, checked_root(seat, root))
+    print_ = _fingerprint(Kind.REDUCE, given, op, factor, checked_rank(seat, root, "root"))
     outputs = given.views if is_root else ()
     return CollectiveCall(print_, inputs=given.views, outputs=outputs, in_place=True, result=tensor)
 

@@ -11,7 +11,6 @@ from allfold._arena import Arena, host_memory
 from allfold._process import futex
 from allfold._session.connection import AgentConnection
 from allfold._session.in_flight import Lander
-from allfold_core.errors import AgentLost
 from allfold_core.wire.local_wire import SEGMENT, Message
 
 if TYPE_CHECKING:
@@ -38,11 +37,6 @@ class Session:
         self.lander = Lander()
         permit_ptrace(int(self.connection.welcome.get("pid", 0)))
         self.arena = Arena(host_memory(self._share), self._numbers)
-
-    @property
-    def lost(self) -> AgentLost | None:
-        """Set when the agent is gone, and with it every group that was opened here."""
-        return self.connection.lost
 
     def close(self) -> None:
         """Disconnect, and let go of the memory."""

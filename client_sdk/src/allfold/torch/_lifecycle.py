@@ -170,11 +170,7 @@ class Lifecycle(_Base):  # type: ignore[misc]
     def getSize(self) -> int:  # noqa: N802
         return self._world_size
 
-    def rank(self) -> int:
-        return self._handle.rank
-
-    def size(self) -> int:
-        return self._world_size
+    rank, size = getRank, getSize
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the timeout of the ops that are called from now on."""

@@ -43,7 +43,6 @@ class Tracks:
     def __init__(self) -> None:
         self._pids: dict[str, int] = {}
         self._tracks: dict[tuple[int, Key], _Track] = {}
-        self._slots: dict[TraceThread, tuple[int, Key, int]] = {}
         self._tids: dict[tuple[int, Key, int], int] = {}
 
     def pid(self, node: str) -> int:
