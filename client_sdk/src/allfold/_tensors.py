@@ -58,11 +58,6 @@ class TensorView:
         return self.element.is_complex
 
     @property
-    def numel(self) -> int:
-        """The elements that travel."""
-        return self.nbytes // self.dtype.itemsize
-
-    @property
     def given_shape(self) -> tuple[int, ...]:
         """The shape in the caller's elements."""
         return self.shape[:-1] if self.element.inner else self.shape

@@ -136,7 +136,7 @@ class TensorPlace:
 
     __slots__ = (
         "_arrays", "_dtype", "_element", "_shape", "argument", "dtype", "element", "is_torch",
-        "nbytes", "numel", "shape",
+        "nbytes", "shape",
     )  # fmt: skip
 
     def __init__(self, view: TensorView, argument: int, element: int) -> None:
@@ -145,7 +145,6 @@ class TensorPlace:
         self.dtype = view.dtype
         self.shape = view.shape
         self.nbytes = view.nbytes
-        self.numel = view.numel
         self.is_torch = view.is_torch
         self._dtype, self._shape = view.tensor.dtype, tuple(view.tensor.shape)
         self._element = view.element
@@ -240,11 +239,6 @@ class Template:
         if any(each.is_new for each in inputs) or any(each.is_new != is_new for each in outputs):
             return None
         return cls(inputs, outputs, result, in_place=call.in_place)
-
-    @property
-    def sides(self) -> tuple[tuple[TensorPlace, ...], tuple[TensorPlace, ...]]:
-        """The places of the inputs, and of the outputs."""
-        return self.inputs, self.outputs
 
     def fill(self, given: Sequence[Any]) -> Filled:
         """Return the tensors of a call with these arguments."""

@@ -48,7 +48,8 @@ class PreparedCall:
         assert self.lane is not None
         assert self.recipe is not None
         template = self.template
-        inputs, outputs = ([each.shape for each in side] for side in template.sides)
+        sides = (template.inputs, template.outputs)
+        inputs, outputs = ([place.shape for place in side] for side in sides)
         plan = SlotPlan(self.lane.page, slot, self.recipe, inputs, outputs)
         self._plans[slot] = plan
         return plan

@@ -39,11 +39,11 @@ def drain(node: str, orchestrator: str | None, timeout: float | None) -> None:
     """
     urls, admin = orchestrators(orchestrator), token("ALLFOLD_ADMIN_TOKEN")
     deadline = None if timeout is None else time.monotonic() + timeout
-    said = ""
+    shown = ""
     while (waits := awaited(answer := _ask(urls, node, admin))) is not None:
-        if waits != said:
+        if waits != shown:
             click.echo(f"node {answer['node']} waits for {waits}")
-            said = waits
+            shown = waits
         if deadline is not None and time.monotonic() > deadline:
             click.echo(f"allfold: after {timeout:g} s, node {node} waits for {waits}", err=True)
             sys.exit(_NOT_DRAINED)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from http import HTTPStatus
 from itertools import islice
 
-from allfold.cli._asking import SECONDS, Failure, ask_agents, ask_replicas, entries
+from allfold.cli._asking import SECONDS, Failure, ask_agents, ask_replicas, entries, is_older
 from allfold.cli._showing import age
 from allfold_cluster.http import NoAnswer, get_json
 from allfold_core.agent_answers import STATUS, Json, Status
@@ -143,7 +142,7 @@ def _known_incidents(orchestrator: str, token: str) -> list[Json]:
     try:
         return list(get_json(url, token, seconds=SECONDS).get("incidents", ()))
     except LocalError as error:
-        if error.details.get("http_status") != HTTPStatus.NOT_FOUND:
+        if not is_older(error):
             raise
         return []
     except NoAnswer as error:  # it has answered before: it has ended since, or stands still

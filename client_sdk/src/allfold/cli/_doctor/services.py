@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from urllib.parse import urlsplit
 
-from allfold.cli._asking import Answers, Offset, ask_all, entries, why_silent
+from allfold.cli._asking import SECONDS, Answers, Offset, ask_all, entries, why_silent
 from allfold.cli._doctor.asking import AGENT, ORCHESTRATOR, ServiceAnswer, ask, refusal
 from allfold.cli._doctor.findings import CheckFinding, Diagnosis, Json, fail, ok, skipped, warn
 from allfold.cli._doctor.nodes import (
@@ -29,7 +29,6 @@ _START_AGENTS = (
     "start 'allfold agent' on every machine, with ALLFOLD_ORCHESTRATOR_URL and ALLFOLD_TOKEN; one "
     "that runs says in its log why it cannot register"
 )
-_SECONDS = 3.0
 _SOON_DAYS = 14
 _DAY = 24 * 3600
 
@@ -120,7 +119,7 @@ def _certificate(url: str) -> CheckFinding:
     context = tls_context()
     try:
         with (
-            socket.create_connection((host, parts.port or 443), _SECONDS) as plain,
+            socket.create_connection((host, parts.port or 443), SECONDS) as plain,
             context.wrap_socket(plain, server_hostname=host) as secure,
         ):
             certificate = secure.getpeercert() or {}
