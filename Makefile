@@ -107,10 +107,11 @@ test-python: $(if $(OTHER_PYTHON),.venv-other/.installed) ## run the tests of on
 	  -m "not long and not slow and not redis" $(PURE) tests/orchestrator tests/node_agent,\
 	  echo "No other Python is here: all tests ran on $(PYTHON) alone")
 
-lint: .venv/.installed-dev ## check style, format and the layers of the packages
+lint: .venv/.installed-dev ## check style, format, the layers of the packages and their sizes
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports --no-logo --cache-dir .ruff_cache/imports
+	@$(BIN)/python -m tools.sizes
 
 types: .venv/.installed-dev ## check the types of the packages, tests, tools, examples, benchmarks and chaos
 	@$(BIN)/mypy $(SOURCES) tests tools examples benchmarks chaos
