@@ -31,18 +31,16 @@ from tools.pages import DOCS, ROOT, Blocks, renewed
 
 PAGES: Mapping[Path, Blocks] = {
     ROOT / "README.md": strategies_page.README,
-    DOCS / "architecture.md": {
-        **architecture_tables.MODULES,
-        **architecture_tables.THREADS,
-        **architecture_tables.PROTOCOL,
-    },
     DOCS / "cli.md": cli_page.BLOCKS,
     DOCS / "kubernetes.md": kubernetes_manifests.BLOCKS,
     DOCS / "metrics.md": metrics_page.BLOCKS,
+    DOCS / "modules.md": architecture_tables.MODULES,
+    DOCS / "protocol.md": architecture_tables.PROTOCOL,
     DOCS / "rest.md": rest_page.BLOCKS,
     DOCS / "sdk.md": sdk_page.BLOCKS,
     DOCS / "settings.md": settings_page.BLOCKS,
     DOCS / "strategies.md": strategies_page.BLOCKS,
+    DOCS / "threads.md": architecture_tables.THREADS,
 }
 FILES: Mapping[Path, Callable[[], str]] = {
     ROOT / "deploy" / "grafana" / "allfold.json": grafana_dashboard.text,
