@@ -17,6 +17,7 @@ from allfold.cli._doctor.findings import Diagnosis
 from allfold.cli._report import Report
 from allfold.cli._top.snapshot import Snapshot
 from allfold_agent import data_port
+from allfold_core.codecs import Wire
 from allfold_core.errors import error_classes
 from allfold_core.incident import Cause
 from allfold_core.schedules import registry
@@ -39,6 +40,15 @@ def test_every_cause_of_an_incident_is_on_the_page_of_the_diagnosis() -> None:
     page = (ROOT / "docs" / "diagnosis.md").read_text()
     listed = [row[0].strip("`") for row in rows(page) if row[0].startswith("`")]
     assert [cause for cause in Cause if cause.value not in listed] == []
+
+
+# --- docs/precision.md
+
+
+def test_every_wire_format_has_its_error_on_the_page_of_precision() -> None:
+    page = (ROOT / "docs" / "precision.md").read_text().partition("\n## Compression")[2]
+    listed = [row[0].strip('`"') for row in rows(page)]
+    assert [wire for wire in Wire if wire.label not in listed and wire is not Wire.NATIVE] == []
 
 
 # --- README.md
