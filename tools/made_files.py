@@ -53,7 +53,7 @@ def texts() -> Iterator[tuple[Path, str, str]]:
     """Yield each file with the text that it has and the one that it should have."""
     for path, blocks in PAGES.items():
         has = path.read_text()
-        yield path, has, renewed(has, blocks)
+        yield path, has, renewed(path.name, has, blocks)
     for path, text in FILES.items():
         yield path, path.read_text() if path.exists() else "", text()
 

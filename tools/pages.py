@@ -18,16 +18,17 @@ def blocks(page: str) -> dict[str, str]:
     return {name: text for _, name, text, _ in _BLOCK.findall(page)}
 
 
-def renewed(page: str, made: Blocks) -> str:
+def renewed(name: str, page: str, made: Blocks) -> str:
     """Return a page with every block as the code has it.
 
     Raises:
-        ValueError: the page has not the blocks that are made for it.
+        ValueError: the page lacks a block that is made for it, or has one that is not.
     """
-    if blocks(page).keys() != made.keys():
+    if odd := sorted(blocks(page).keys() ^ made.keys()):
         raise ValueError(
-            f"the page has the blocks {sorted(blocks(page))}, and {sorted(made)} are made: "
-            "each needs its place, <!-- made by make docs: NAME --> and <!-- end -->"
+            f"{name} and the table of its blocks in tools/ differ in {', '.join(odd)}: each block "
+            "needs a function there, and a place here, between <!-- made by make docs: NAME --> "
+            "and <!-- end -->"
         )
     return _BLOCK.sub(lambda found: found[1] + made[found[2]]() + found[4], page)
 

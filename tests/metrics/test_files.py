@@ -115,8 +115,8 @@ def test_a_difference_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_block_without_its_place_on_the_page_is_named() -> None:
-    with pytest.raises(ValueError, match=r"the page has the blocks \[\], and \['it'\] are made"):
-        renewed("a page without marks", {"it": lambda: ""})
+    with pytest.raises(ValueError, match=r"^a\.md and the table of its blocks .* differ in it: "):
+        renewed("a.md", "a page without marks", {"it": lambda: ""})
 
 
 def promtool(*arguments: str | Path) -> None:
