@@ -18,6 +18,7 @@ from pathlib import Path
 from tools import (
     architecture_tables,
     cli_page,
+    control_page,
     grafana_dashboard,
     kubernetes_manifests,
     metrics_page,
@@ -32,6 +33,7 @@ from tools.pages import DOCS, ROOT, Blocks, renewed
 PAGES: Mapping[Path, Blocks] = {
     ROOT / "README.md": strategies_page.README,
     DOCS / "cli.md": cli_page.BLOCKS,
+    DOCS / "control.md": control_page.BLOCKS,
     DOCS / "kubernetes.md": kubernetes_manifests.BLOCKS,
     DOCS / "metrics.md": metrics_page.BLOCKS,
     DOCS / "modules.md": architecture_tables.MODULES,
