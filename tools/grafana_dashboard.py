@@ -8,14 +8,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from allfold_agent.control import catalogue as agent
 from allfold_orchestrator.http import catalogue as orchestrator
 from allfold_service.metrics import Metric
 
-FILE = Path(__file__).parents[1] / "deploy" / "grafana" / "allfold.json"
 _COLUMNS, _HEIGHT, _STAT_HEIGHT = 24, 8, 4
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 _RATE = "$__rate_interval"

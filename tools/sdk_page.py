@@ -5,19 +5,16 @@ from __future__ import annotations
 import inspect
 import logging
 import re
-from collections.abc import Iterator
-from functools import cache
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from functools import cache, partial
 from typing import Any
 
 import griffe
 
 from allfold_core.errors import error_classes
 from allfold_core.operations import ReduceOp
-from tests.architecture_tables import table
+from tools.pages import ROOT, Blocks, table
 
-ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "sdk.md"
 SECTIONS: dict[str, tuple[str, ...]] = {
     "groups": (
         "allfold.init", "allfold.new_group", "allfold.shutdown", "allfold.is_initialized",
@@ -58,7 +55,6 @@ _FOR_OTHERS = {
 }
 _WITHOUT_METHODS = ("allfold.torch.ProcessGroup", "allfold.torchft.ProcessGroupAllfold")
 _SOURCES = [ROOT / "client_sdk" / "src", ROOT / "collective_core" / "src"]
-_BLOCK = re.compile(r"(<!-- made by tests/sdk_page.py: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 _LITERAL = re.compile(r"(?:^(?: {4}.*)?\n)*^ {4}.*$", re.MULTILINE)
 
 
@@ -67,16 +63,8 @@ def public_names(module: str) -> list[str]:
     return [f"{module}.{name}" for name in sorted(map(str, _packages()[module].exports or ()))]
 
 
-def renewed(page: str) -> str:
-    """The page with every block as the code has it."""
-    return _BLOCK.sub(lambda found: found[1] + block(found[2]) + found[4], page)
-
-
-def block(name: str) -> str:
-    """The text of one block of the page."""
-    if name == "errors":
-        return _errors()
-    return "\n".join(f"{_described(each)}\n" for each in SECTIONS[name])
+def _section(names: Sequence[str]) -> str:
+    return "\n".join(f"{_described(each)}\n" for each in names)
 
 
 @cache
@@ -219,3 +207,9 @@ def _text(text: str) -> str:
 
 def _paragraphs(text: str) -> str:
     return "\n\n".join(_inline(each) for each in text.strip().split("\n\n"))
+
+
+BLOCKS: Blocks = {
+    **{block: partial(_section, names) for block, names in SECTIONS.items()},
+    "errors": _errors,
+}

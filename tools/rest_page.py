@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,15 +14,11 @@ from allfold_agent.control.app import make_app
 from allfold_agent.settings import AgentSettings
 from allfold_orchestrator.http.app import create_app
 from allfold_orchestrator.settings import Settings
-from tests.architecture_tables import markdown, table
+from tools.pages import Blocks, markdown, table
 
-PAGE = Path(__file__).parents[1] / "docs" / "rest.md"
 Json = dict[str, Any]
 _METHODS = ("get", "post", "put", "delete")
 _JSON = "application/json"
-_BLOCK = re.compile(
-    r"(<!-- made by tests/rest_page.py: ([\w ]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL
-)
 
 
 @cache
@@ -67,16 +62,11 @@ def bodies() -> str:
     return "\n".join(parts)
 
 
-BLOCKS: dict[str, Callable[[], str]] = {
+BLOCKS: Blocks = {
     "orchestrator routes": orchestrator_routes,
     "orchestrator bodies": bodies,
     "agent routes": agent_routes,
 }
-
-
-def renewed(page: str) -> str:
-    """The page with every block as the code has it."""
-    return _BLOCK.sub(lambda found: found[1] + BLOCKS[found[2]]() + found[4], page)
 
 
 def _operations(document: Json) -> Iterator[tuple[str, str, Json]]:
@@ -90,7 +80,7 @@ def _route(method: str, path: str, about: Json) -> list[str]:
     text = about.get("description") or about.get("summary") or ""
     asked = [each for each in about.get("parameters", []) if each["in"] == "query"]
     query = ", ".join(f"`{each['name']}`" for each in asked)
-    does = re.sub(r"\bdocs/(\w+\.md)", r"[\1](\1)", markdown(" ".join(text.split())))
+    does = re.sub(r"\bdocs/(\w+\.md)", r"[\1](\1)", markdown(text))
     return [f"`{method.upper()} {path}`", does, query]
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
@@ -12,14 +12,10 @@ import yaml  # type: ignore[import-untyped]
 from allfold_agent.control import catalogue as of_agent
 from allfold_orchestrator.http import catalogue as of_orchestrator
 from allfold_service.metrics import Metric
+from tools.pages import ROOT, Blocks, table
 
-ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "metrics.md"
 ALERTS = ROOT / "deploy" / "prometheus" / "alerts.yml"
 METRICS = (*of_agent.CATALOGUE, *of_orchestrator.CATALOGUE)
-_BLOCK = re.compile(
-    r"(<!-- made by tests/metrics_page.py: ([\w ]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL
-)
 
 
 def alerts() -> list[dict[str, Any]]:
@@ -29,11 +25,11 @@ def alerts() -> list[dict[str, Any]]:
 
 
 def _catalogue(metrics: Iterable[Metric]) -> str:
-    lines = ["| metric | type | labels | what it is |", "|---|---|---|---|"]
-    for metric in metrics:
-        labels = ", ".join(f"`{label}`" for label in metric.labels)
-        lines.append(f"| `{metric.name}` | {metric.type} | {labels} | {metric.help} |")
-    return "\n".join(lines) + "\n"
+    lines = [
+        [f"`{each.name}`", each.type, ", ".join(f"`{name}`" for name in each.labels), each.help]
+        for each in metrics
+    ]
+    return table(["metric", "type", "labels", "what it is"], lines)
 
 
 def _alerts() -> str:
@@ -53,13 +49,8 @@ def _plain(template: str) -> str:
     return re.sub(r"{{ *\$(?:labels\.)?(\w+)[^}]*}}", r"`\1`", named)
 
 
-BLOCKS: dict[str, Callable[[], str]] = {
-    "agent": lambda: _catalogue(of_agent.CATALOGUE),
-    "orchestrator": lambda: _catalogue(of_orchestrator.CATALOGUE),
+BLOCKS: Blocks = {
+    "agent": partial(_catalogue, of_agent.CATALOGUE),
+    "orchestrator": partial(_catalogue, of_orchestrator.CATALOGUE),
     "alerts": _alerts,
 }
-
-
-def renewed(page: str) -> str:
-    """The page with every block as the code has it."""
-    return _BLOCK.sub(lambda found: found[1] + BLOCKS[found[2]]() + found[4], page)

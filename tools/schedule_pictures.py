@@ -11,13 +11,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import cos, hypot, pi, sin
-from pathlib import Path
 
 from allfold_core.operations import Kind
 from allfold_core.schedules.compiler import compile_schedule
 from allfold_core.schedules.schedule import Fold, Receive, Schedule, Send, Slice
+from tools.pages import DOCS
 
-FOLDER = Path(__file__).parents[1] / "docs" / "images" / "schedules"
 Point = tuple[float, float]
 
 _WIDTH = 200.0  # of a panel
@@ -220,10 +219,6 @@ class Picture:
     layout: Callable[[Run], list[Point]]
     height: float
 
-    @property
-    def path(self) -> Path:
-        return FOLDER / f"{self.strategy}.svg"
-
     def run(self) -> Run:
         """Return the run of its schedule."""
         count, numel = self.nodes, self.slices
@@ -356,3 +351,4 @@ PICTURES = (
     Picture("centralized", 5, 1, layers, 140),
     Picture("chain", 4, 1, line, 110),
 )
+FILES = {DOCS / "images" / "schedules" / f"{each.strategy}.svg": each.svg for each in PICTURES}
