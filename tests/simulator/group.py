@@ -103,8 +103,7 @@ class SimulatedGroup(AgreeingGroup):
         self.p2p.edges = self.edges
         self._events = EventQueue(self.name, self.table)
         self.event = self._events.run
-        self.runs = _Runs(self)
-        self._runs = cast(Any, self.runs)
+        self.runs: Any = _Runs(self)
         self._for_every_op = {
             Start: self.runs.start,
             HandOut: self.runs.hand_out,
@@ -118,7 +117,9 @@ class SimulatedGroup(AgreeingGroup):
         self.current = self.epoch_table.first
         self.hindrances = Hindrances()
         policy = GroupPolicy(plan.group, plan.options)
-        self.agreement = Agreement(self.node, policy, term, first, self, self.send, self.hindrances)
+        self.agreement = Agreement(
+            self.node, policy, term, first, self._events, self, self.send, self.hindrances
+        )
         self.ranks: dict[str, Rank] = {}
         self.seats: dict[tuple[int, int], records.Seat] = {}
         self._called_at: dict[int, float] = {}
@@ -340,9 +341,6 @@ class _Runs:
     def release(self, floor: int) -> None:
         for key in [key for key in self._frames if key[0] <= floor]:
             del self._frames[key]
-
-    def begin_waiting(self) -> None:
-        return
 
     def _tell_all(self, seq: int, outcome: tuple[str, Any, int]) -> None:
         group = self._group

@@ -117,6 +117,7 @@ class Op:
         receivers: by the name of the node, what it gets from each that sends to it.
         running: an attempt is under way, or has ended with a result.
         leaving: an attempt that was given up may still write to the memory of ranks.
+        next_step: what is done as soon as none does.
         ended: the outcome is settled on this node.
         doubted: the nodes were asked to judge it, because its calls differ.
         timeout: the shortest deadline of the ranks that have called, in seconds.
@@ -148,6 +149,7 @@ class Op:
     strategy: str = ""
     running: bool = False
     leaving: bool = False
+    next_step: Callable[[], None] | None = None
     ended: bool = False
     doubted: bool = False
     error: AllfoldError | None = None

@@ -111,12 +111,12 @@ class AgreeingGroup(OpAttempts):
         fetches = Fetches(plan, self.members, resources, self)
         self._events = EventQueue(self.name, self.table)
         self.event = self._events.run
-        self._runs = OpRuns(
+        self.runs = OpRuns(
             self.table, self.outcomes, self.results, writer, fetches, self._events, self
         )
         self._for_every_op: dict[type, Callable[[Any], None]] = {
-            Start: self._runs.start,
-            HandOut: self._runs.hand_out,
+            Start: self.runs.start,
+            HandOut: self.runs.hand_out,
             Release: self._release,
         }
         self._lost_ranks = LostRanks(plan, self.p2p)
@@ -128,10 +128,12 @@ class AgreeingGroup(OpAttempts):
         self.current = self.epoch_table.first
         self.hindrances = Hindrances()
         policy = GroupPolicy(plan.group, plan.options)
-        self.agreement = Agreement(self.node, policy, term, first, self, self.send, self.hindrances)
+        self.agreement = Agreement(
+            self.node, policy, term, first, self._events, self, self.send, self.hindrances
+        )
         self.lanes = LaneKeeper(self, plan, self.members, resources)
         self.outcomes.on_idle = self.lanes.consider_opening
-        self.lanes.on_advance = self._runs.begin_waiting
+        self._events.at_end = self.runs.begin_waiting
         self.lanes.entered(self.current)
 
     def begin(self) -> None:
@@ -193,12 +195,8 @@ class AgreeingGroup(OpAttempts):
         """Take in a local rank's call; the op starts with the last one."""
 
     def may_begin(self, seq: int) -> bool:
-        """Return False while an earlier op may yet have to begin on this node.
-
-        That may be one that the ranks have posted to the short lane: it is theirs at first, and
-        then it is in what the agreement has left to do.
-        """
-        return not self.agreement.is_busy and self.lanes.may_begin(seq)
+        """Return False while the ranks may leave it to this node to begin an earlier op."""
+        return self.lanes.may_begin(seq)
 
     def close_lane(self) -> None:
         """Let all that the ranks do by themselves be ops of the agreement."""
@@ -370,26 +368,23 @@ class AgreeingGroup(OpAttempts):
         else:
             self._carry_out(instruction)
 
-    def carried_out(self) -> None:
-        self._runs.begin_waiting()
-
     def _release(self, instruction: Release) -> None:
-        self._runs.release(instruction.floor)
+        self.runs.release(instruction.floor)
         self._residuals.settle(instruction.floor)
         self.agreement.release(instruction.floor)
 
     def _carry_out(self, instruction: Instruction) -> None:
         match instruction:
             case Cancel(seq, forward):
-                self._runs.cancel(seq, forward=forward)
+                self.runs.cancel(seq, forward=forward)
             case Drop(seq):
-                self._runs.drop(seq, self.current.record)
+                self.runs.drop(seq, self.current.record)
             case Fetch():
-                self._runs.fetch(instruction)
+                self.runs.fetch(instruction)
             case Refuse():
-                self._runs.refuse(instruction)
+                self.runs.refuse(instruction)
             case RefuseCalls(seq, sessions):
-                self._runs.refuse_calls(seq, sessions, self.current)
+                self.runs.refuse_calls(seq, sessions, self.current)
             case Installed(epoch, older):
                 self._installed(epoch, older)
             case OpenLane(first):
@@ -460,7 +455,7 @@ class AgreeingGroup(OpAttempts):
         self.agreement.machine.evict()
         log.warning("%s", error.message)
         for op in list(self.table.in_flight.values()):
-            self._runs.fail(op, error)
+            self.runs.fail(op, error)
         self.table.changed.notify_all()
         self._settle_joins()
         self._ranks.leave_edge(self.current)

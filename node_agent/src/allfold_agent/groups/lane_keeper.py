@@ -24,6 +24,7 @@ from allfold_agent.groups.lane_exchange import LaneExchange
 from allfold_agent.groups.lane_links import LaneLinks
 from allfold_agent.groups.lane_page import LanePage
 from allfold_agent.groups.lane_records import LaneRecords
+from allfold_agent.groups.op_runs import OpRuns
 from allfold_agent.groups.op_table import OpTable
 from allfold_agent.groups.outcomes import Outcomes
 from allfold_agent.groups.results import Results
@@ -51,6 +52,7 @@ class LaneGroup(Protocol):
     evicted: PeerLost | None
     results: Results
     event: Callable[[Callable[[], None]], None]
+    runs: OpRuns
 
     @property
     def submitted(self) -> Mapping[str, int]:
@@ -73,6 +75,10 @@ class LaneGroup(Protocol):
         """Take in a local rank's call."""
 
 
+def _nothing() -> None:
+    """Have the group look again at what waits."""
+
+
 class LaneKeeper:
     """Keeps the lane of the current epoch. With the lock of the group's ops held.
 
@@ -80,7 +86,6 @@ class LaneKeeper:
         records: what is to be seen of the lane of the current epoch.
         on_taken_over: told when calls go on as if they were messages; their deadlines are to be
             watched.
-        on_advance: told when :meth:`may_begin` may have changed.
     """
 
     def __init__(
@@ -88,7 +93,6 @@ class LaneKeeper:
     ) -> None:
         self.records = LaneRecords(group)
         self.on_taken_over: Callable[[], None] = lambda: None
-        self.on_advance: Callable[[], None] = lambda: None
         self._group = group
         self._plan = plan
         self._members = members
@@ -97,7 +101,6 @@ class LaneKeeper:
         self._links: LaneLinks | None = None
         self._is_closing = False
         self._is_taking_over = False
-        self._holds_back = False  # an op that may go on once the ranks have done those before it
         # The lane that was open last in an earlier epoch: there may be posts to be taken over.
         self._previous: ShortLane | None = None
         self._end = 0  # of the ops that ranks have done
@@ -311,7 +314,6 @@ class LaneKeeper:
             lane.tell_closed()
         finally:
             self._is_closing = False
-        self.on_advance()
 
     def _hold_results(self, lane: ShortLane) -> None:
         """Let the agreement know of results that other nodes may not have."""
@@ -363,26 +365,21 @@ class LaneKeeper:
         If the lane is closed before that op is complete, it goes by the edges between the nodes,
         and on those the ops have to be in the same order on every node.
         """
-        if self._is_closing or self._is_taking_over:
-            return False
         lane = self.lane
         across = lane if lane is not None and lane.exchange is not None else None
-        if not any(self._has_unfinished_before(seq, each) for each in (self._previous, across)):
-            return True
-        self._holds_back = True
-        return False
+        return not any(self._has_unfinished_before(seq, each) for each in (self._previous, across))
 
     def _has_unfinished_before(self, seq: int, lane: ShortLane | None) -> bool:
         dead = self._group.agreement.machine.dead
         return lane is not None and lane.has_unfinished_before(seq, dead)
 
     def _op_published(self) -> None:
-        """Begin ops that were held back until the ranks had a result.
+        """Let ops begin that waited until the ranks had a result.
 
-        In the lane's thread, without the lock."""
-        if self._holds_back:
-            self._holds_back = False
-            self._resources.reactor.later(0.0, lambda: self._group.event(self.on_advance))
+        In the lane's thread, which ops must not keep: an event of the reactor's begins them.
+        """
+        if self._group.runs.is_waiting:
+            self._resources.reactor.later(0.0, lambda: self._group.event(_nothing))
 
     def end(self) -> None:
         """Close the lane for good, as the group is over on this node."""
@@ -414,7 +411,6 @@ class LaneKeeper:
                 continue
             if self._has_unfinished_before(min(seq + 1, lane.page.first), lane):
                 self._take_over(lane)
-                self.on_advance()
 
     def messages_read(self, session: str, seq: int) -> None:
         """Let a rank post ops after ``seq``, as all its messages up to that were read."""

@@ -39,7 +39,7 @@ class OpAttempts(ABC):
     epoch_table: EpochTable
     agreement: Agreement
     outcomes: Outcomes
-    _runs: OpRuns
+    runs: OpRuns
 
     @abstractmethod
     def rank_ended(self, session: str, how: str, *, withdraws: bool = False) -> None:
@@ -61,7 +61,7 @@ class OpAttempts(ABC):
 
     def cancel(self, op: Op, forward: bool) -> None:
         """Stop the attempt of an op; wakes those that wait for it."""
-        free = partial(self.event, partial(self._runs.free, op))
+        free = partial(self.event, partial(self.runs.free, op))
         self.epoch_table.of(op.stamp).runner.cancel(op, free, forward=forward)
 
     def completed(self, seq: int, stamp: Stamp, floor: int) -> None:

@@ -52,10 +52,7 @@ class Progress(Protocol):
         """An op has begun: frames of it, and those behind them, may go on."""
 
     def may_begin(self, seq: int) -> bool:
-        """Return False while an earlier op may yet have to begin on this node.
-
-        :meth:`OpRuns.begin_waiting` is called when that may have changed.
-        """
+        """Return False while an earlier op may yet have to begin on this node."""
 
 
 class OpRuns:
@@ -83,9 +80,7 @@ class OpRuns:
         self._fetches = fetches
         self._add_due = events.add_due
         self._progress = progress
-        self._starts: list[tuple[Op, Epoch]] = []
-        self._beginning = False
-        self._when_free: dict[int, Action] = {}
+        self._waiting: list[tuple[Op, Epoch]] = []
 
     # Attempts
 
@@ -93,22 +88,22 @@ class OpRuns:
         """Have an attempt begin, as soon as it may."""
         op = self._table.in_flight[each.seq]
         epoch = self._progress.enter(op, each.epoch.stamp)
-        insort(self._starts, (op, epoch), key=_number)  # not all ops are called in order here
+        insort(self._waiting, (op, epoch), key=_number)  # not all ops are called in order here
+
+    @property
+    def is_waiting(self) -> bool:
+        """True while an attempt waits until it may begin. From any thread."""
+        return bool(self._waiting)
 
     def begin_waiting(self) -> None:
-        """Begin what may begin, in order.
+        """Begin what may begin, in order; at the end of every event.
 
         A group that keeps more results than its share only begins its oldest op: other nodes may
         wait for that one, and it waits for none of the ops behind it.
         """
-        if self._beginning or not self._starts:
-            return
-        self._beginning = True
-        try:
-            while self._starts and self._may_begin(self._starts[0][0]):
-                self._begin(*self._starts.pop(0))
-        finally:
-            self._beginning = False
+        waiting = self._waiting
+        while waiting and self._may_begin(waiting[0][0]):
+            self._begin(*waiting.pop(0))
 
     def _may_begin(self, op: Op) -> bool:
         if op.leaving or not self._progress.may_begin(op.seq):
@@ -164,10 +159,10 @@ class OpRuns:
         """
         op = self._table.in_flight[seq]
         self._add_due(self._progress.resume_frames)  # those of the attempt go nowhere now
-        waiting = [each for each in self._starts if each[0] is op]
+        waiting = [each for each in self._waiting if each[0] is op]
         for each in waiting:
-            self._starts.remove(each)
-        self._when_free.pop(seq, None)
+            self._waiting.remove(each)
+        op.next_step = None
         if op.result is not None:
             op.result.release()
             op.result = None
@@ -182,21 +177,20 @@ class OpRuns:
     def free(self, op: Op) -> None:
         """A cancelled attempt writes to no rank's memory any more: go on."""
         op.leaving = False
-        then = self._when_free.pop(op.seq, None)
-        if then is not None:
-            then()
-        self.begin_waiting()
+        step, op.next_step = op.next_step, None
+        if step is not None:
+            step()
 
     def _once_free(self, op: Op, action: Action) -> None:
         if op.leaving:
-            self._when_free[op.seq] = action
+            op.next_step = action
         else:
             action()
 
     def _do_once_free(self, op: Op, action: Action) -> None:
         """Have something done without the lock, as soon as no attempt uses the ranks' memory."""
         if op.leaving:
-            self._when_free[op.seq] = partial(self._add_due, action)
+            op.next_step = partial(self._add_due, action)
         else:
             self._add_due(action)
 
