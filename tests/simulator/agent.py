@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+from allfold_agent.groups.deadlines import Obstacles
 from allfold_agent.groups.group import Group
 from allfold_agent.groups.registry import Registry
-from allfold_agent.groups.standstill import Obstacles
 from allfold_agent.joins import Joins
 from allfold_agent.local.server import Admission
 from allfold_agent.membership.control_link import ControlLink

@@ -18,14 +18,13 @@ from allfold_agent import __version__
 from allfold_agent.data_port import DataPort
 from allfold_agent.gpu.completions import FencePoller
 from allfold_agent.gpu.gpus import Gpus
-from allfold_agent.groups.agreeing_group import AgreeingGroup
+from allfold_agent.groups.deadlines import Obstacles
 from allfold_agent.groups.epoch import NodeResources
 from allfold_agent.groups.flight_recorder import Recordings
 from allfold_agent.groups.group import Group
 from allfold_agent.groups.registry import Registry
 from allfold_agent.groups.result_transfer import fetch_result
 from allfold_agent.groups.results import Retention
-from allfold_agent.groups.standstill import Obstacles
 from allfold_agent.http import addresses
 from allfold_agent.http.transport import Transport
 from allfold_agent.joins import Joins
@@ -367,16 +366,16 @@ class Agent:
     def send(self, node: str, message: GroupMessage) -> None:
         self.group_links.send(node, message)
 
-    def joined(self, group: AgreeingGroup, members: Collection[Member]) -> None:
+    def joined(self, group: Group, members: Collection[Member]) -> None:
         self.group_links.joined(group, members)
 
-    def left_out(self, group: AgreeingGroup, nodes: Collection[str]) -> None:
+    def left_out(self, group: Group, nodes: Collection[str]) -> None:
         self.group_links.left_out(group, nodes)
 
-    def obstacles(self, group: AgreeingGroup) -> Obstacles:
+    def obstacles(self, group: Group) -> Obstacles:
         return Obstacles(self.group_links.missing(group), self.registration.problem)
 
-    def group_over(self, group: AgreeingGroup) -> None:
+    def group_over(self, group: Group) -> None:
         self._from_thread(self._close(group))
 
     def _make_group(self, entry: Entry) -> Group:
@@ -403,7 +402,7 @@ class Agent:
     ) -> None:
         group, session = membership.group, membership.session
         # Whoever sent to this rank must know that it has received before it hears that it is gone.
-        await asyncio.to_thread(group.finish_messages, monotonic() + _LINGER_SECONDS)
+        await asyncio.to_thread(group.p2p.finish, monotonic() + _LINGER_SECONDS)
         group.rank_ended(session, how)
         try:
             await asyncio.gather(
@@ -431,7 +430,7 @@ class Agent:
         if group.evicted is not None and group.is_empty:
             await self._close(group)
 
-    async def _close(self, group: AgreeingGroup) -> None:
+    async def _close(self, group: Group) -> None:
         await asyncio.to_thread(group.close, _LINGER_SECONDS)
         if self.registry.remove(group):
             self.recordings.keep(group)

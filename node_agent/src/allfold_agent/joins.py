@@ -217,7 +217,7 @@ def _always_ended(request: Mapping[str, Any]) -> PeerMissing:
 
 def _not_admitted(group: Group) -> PeerMissing:
     """Return the error of a rank that was not let in in time."""
-    waits_for = group.waits_for() or (
+    waits_for = group.deadlines.waits_for() or (
         "its ranks to commit their state"
         if group.plan.options.at_commits
         else "the decision of its nodes"

@@ -88,7 +88,7 @@ def test_a_loss_waits_for_no_gpu_and_so_for_no_thread_that_waits_for_it(group: G
     def finish(error: Exception | None) -> None:
         """The GPU is done with the second op; its ranks are told, which takes the group's lock."""
         has_lock.wait(SECONDS)
-        group.end(done, error)
+        group.runs.end(done, error)
         told.set()
 
     def lose() -> None:

@@ -159,7 +159,7 @@ def test_a_rank_that_the_others_take_for_gone_hears_so(shrunk: LocalGroups) -> N
 def test_a_verdict_names_ranks_by_their_numbers_in_the_epoch_of_the_op(
     shrunk: LocalGroups,
 ) -> None:
-    shrunk.groups[0].doubt([Doubt(0, Reason.DEADLINE, 1.0)])
+    shrunk.groups[0].runs.doubt([Doubt(0, Reason.DEADLINE, 1.0)])
     first = shrunk.ranks[1].outcome()[1]
     shrunk.ranks[2].call(0, [4.0])
     late = shrunk.ranks[2].outcome()[1]

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
-from allfold_agent.edges.members import Members
 from allfold_agent.execution.op import RankEndpoint
 from allfold_agent.groups.epoch import Epoch, NodeResources
-from allfold_agent.groups.lane_keeper import LaneGroup, LaneKeeper
+from allfold_agent.groups.group import Group
+from allfold_agent.groups.lane_keeper import LaneKeeper
 from allfold_agent.groups.lane_page import Post
 from allfold_agent.groups.short_lane import ShortLane
 from allfold_core.dtypes import DType
 from allfold_core.operations import AUTO, Fingerprint, Kind
-from allfold_core.survival.plans import first_epoch, first_term
+from allfold_core.survival.plans import first_epoch
 from tests.node_agent.groups.lane_nodes import NodesOfALane
-from tests.support.fakes.local_groups import local_groups, make_plan
+from tests.support.fakes.local_groups import local_groups
 
 
 class Page:
@@ -59,15 +59,10 @@ class Passing:
         self.told: list[int] = []
         machine = SimpleNamespace(dead={})
         agreement = SimpleNamespace(machine=machine, passed_by_ranks=self.told.append)
-        group: Any = SimpleNamespace(submitted={"rank": read}, agreement=agreement)
+        calls = SimpleNamespace(submitted={"rank": read})
+        group = SimpleNamespace(calls=calls, agreement=agreement)
         resources = SimpleNamespace(short_lane=True, lane_thread=None)
-        plan = make_plan([(0,), (1,)])
-        self._keeper = LaneKeeper(
-            cast(LaneGroup, group),
-            plan,
-            Members(plan.members, first_term(plan)),
-            cast(NodeResources, resources),
-        )
+        self._keeper = LaneKeeper(cast(Group, group), cast(NodeResources, resources))
 
     def passed(self, page: Page) -> int:
         """Return the last op that the agreement takes for done."""

@@ -100,7 +100,7 @@ def test_what_a_dead_rank_had_deferred_is_forgotten() -> None:
         group = local.groups[0]
         group.deferred |= {(local.ranks[0].session, 3), (local.ranks[1].session, 4)}
         local.ranks[1].end()
-        assert dict(group.deferred_calls()) == {local.ranks[0].session: 3}
+        assert dict(group.decisions.deferred_calls()) == {local.ranks[0].session: 3}
 
 
 def test_a_node_that_has_joined_does_without_epochs_of_nodes_it_never_knew() -> None:
@@ -110,7 +110,7 @@ def test_a_node_that_has_joined_does_without_epochs_of_nodes_it_never_knew() -> 
         before = Epoch(Stamp(0, 0, -1), -1, (Seat("x", "lost", 0), Seat("y", group.node, 1)))
         later = replace(known, stamp=Stamp(known.stamp.term, 1, 0), ordinal=known.ordinal + 1)
         with group.table.changed:
-            group.carry_out(Installed(later, (before, known)))
+            group.decisions.carry_out(Installed(later, (before, known)))
         assert ordinals(group) == [0, 1]
         assert group.current.record == later
 

@@ -44,7 +44,7 @@ class Running:
         self.ended: list[tuple[str, str]] = []
         self.joining: asyncio.Queue[Admitted] = asyncio.Queue()
         self.epochs = [EPOCH]
-        self._waits_for = waits_for
+        self.deadlines = SimpleNamespace(waits_for=lambda: waits_for)
 
     def begin(self) -> None:
         self.begun += 1
@@ -54,9 +54,6 @@ class Running:
 
     def rank_ended(self, session: str, how: str) -> None:
         self.ended.append((session, how))
-
-    def waits_for(self) -> str:
-        return self._waits_for
 
 
 class Late:

@@ -91,13 +91,13 @@ def test_a_seat_has_its_number_in_the_plan_though_the_group_has_other_numbers_by
     local: LocalGroups, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rank = local.ranks[1]
-    finish = rank.group.finish_messages
+    finish = rank.group.p2p.finish
 
     def finish_messages(deadline: float) -> None:
         local.lose(0)
         finish(deadline)
 
-    monkeypatch.setattr(rank.group, "finish_messages", finish_messages)
+    monkeypatch.setattr(rank.group.p2p, "finish", finish_messages)
 
     async def run() -> Leaving:
         agent = Leaving(local)

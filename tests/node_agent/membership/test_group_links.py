@@ -189,7 +189,7 @@ def test_the_leader_waits_for_reports_and_the_others_for_its_decision() -> None:
         assert leader.links.awaited() == follower.links.awaited() == []
         local.links.hold(LinkMessageType.FROZEN)
         local.ranks[1].call(0, [1.0])
-        local.groups[1].doubt([Doubt(0, Reason.DEADLINE)])
+        local.groups[1].runs.doubt([Doubt(0, Reason.DEADLINE)])
         frozen = [group.agreement.machine for group in local.groups]
         wait_until(lambda: all(each.frozen for each in frozen), "the reports are on their way")
         assert leader.links.awaited() == [
@@ -214,7 +214,7 @@ def test_a_new_life_of_a_node_is_not_waited_for_in_a_group_of_its_earlier_one() 
         leader.peers.is_with.side_effect = lambda node, incarnation: (node, incarnation) != earlier
         local.links.hold(LinkMessageType.FROZEN)
         local.ranks[1].call(0, [1.0])
-        local.groups[1].doubt([Doubt(0, Reason.DEADLINE)])
+        local.groups[1].runs.doubt([Doubt(0, Reason.DEADLINE)])
         wait_until(lambda: machine.frozen and leader.links.awaited(), "the round has begun")
         assert [each.node for each in leader.links.awaited()] == ["node2"]
         assert leader.links.floors("node1")[0].waits_for == ("node1", "node2")
@@ -226,7 +226,7 @@ def test_a_node_without_which_a_group_goes_on_waits_for_nobody_in_it(node: int) 
         links, machine = Links(local, node=node).links, local.groups[node].agreement.machine
         local.links.hold(LinkMessageType.FROZEN)
         local.ranks[1].call(0, [1.0])
-        local.groups[1].doubt([Doubt(0, Reason.DEADLINE)])
+        local.groups[1].runs.doubt([Doubt(0, Reason.DEADLINE)])
         wait_until(lambda: machine.frozen and links.awaited(), "the round has begun")
         machine.out = True
         assert links.awaited() == []

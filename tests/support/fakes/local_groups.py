@@ -156,7 +156,7 @@ class LocalGroups:
 
     def fail(self, seq: int, error: AllfoldError) -> None:
         """Have all nodes agree that an op fails with an error, and wait for that."""
-        self.groups[0].doubt([Doubt(seq, Reason.FAILED, error=packed(error))])
+        self.groups[0].runs.doubt([Doubt(seq, Reason.FAILED, error=packed(error))])
         wait_until(lambda: all(each.failure(seq) for each in self.groups), f"op {seq} has failed")
 
     def lose(self, *ranks: int, how: str = PROCESS_ENDED) -> None:

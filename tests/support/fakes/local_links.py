@@ -8,10 +8,9 @@ from functools import partial
 from threading import Lock
 from time import sleep
 
-from allfold_agent.groups.agreeing_group import AgreeingGroup
+from allfold_agent.groups.deadlines import Obstacles
 from allfold_agent.groups.group import Group
 from allfold_agent.groups.result_transfer import ResultRequest
-from allfold_agent.groups.standstill import Obstacles
 from allfold_agent.runtime.reactor import Reactor
 from allfold_core.survival.records import Stamp
 from allfold_core.topology import Member
@@ -114,7 +113,7 @@ class LocalLinks:
         for source, giver in self.groups.items():
             for node, taker in self.groups.items():
                 if node != source and not {source, node} & self.down:
-                    taker.learn_progress(source, *giver.progress(node))
+                    taker.runs.learn_progress(source, *giver.runs.progress(node))
 
     def count(self, kind: LinkMessageType) -> int:
         """Return the number of messages of a type that were sent."""
@@ -151,15 +150,15 @@ class LocalNeighbours:
     def send(self, node: str, message: GroupMessage) -> None:
         self._links.send(self._node, node, message)
 
-    def joined(self, group: AgreeingGroup, members: Collection[Member]) -> None:
+    def joined(self, group: Group, members: Collection[Member]) -> None:
         self._links.notes.joined[self._node] |= {member.node for member in members}
 
-    def left_out(self, group: AgreeingGroup, nodes: Collection[str]) -> None:
+    def left_out(self, group: Group, nodes: Collection[str]) -> None:
         self._links.notes.left_out[self._node] |= set(nodes)
 
-    def obstacles(self, group: AgreeingGroup) -> Obstacles:
+    def obstacles(self, group: Group) -> Obstacles:
         gone = (self._links.down - {group.node}).intersection(group.agreement.term.voters)
         return Obstacles(dict.fromkeys(gone, "is silent"), self._links.orchestrator_problem)
 
-    def group_over(self, group: AgreeingGroup) -> None:
+    def group_over(self, group: Group) -> None:
         self._links.notes.over.append(self._node)

@@ -13,8 +13,8 @@ from allfold_agent.agent import Agent
 from allfold_agent.control import catalogue
 from allfold_agent.control.status import problem_of
 from allfold_agent.edges.opening import Lane
+from allfold_agent.groups.deadlines import waiting_ops
 from allfold_agent.groups.group import Group
-from allfold_agent.groups.standstill import waiting_ops
 from allfold_agent.observation.link_observer import sending
 from allfold_core.errors import error_classes
 from allfold_core.incident import Cause

@@ -255,6 +255,19 @@ class Op:
                     yield self.arrivals[taker].spec.fingerprint.received()[giver]
 
 
+class OpOutcomes(Protocol):
+    """Decides on the outcome of ops: the group."""
+
+    def completed(self, seq: int, stamp: Stamp, floor: int) -> None:
+        """Note that an attempt is done, and that ops up to ``floor`` are final on all nodes."""
+
+    def end(self, op: Op, error: Exception | None) -> None:
+        """End an op whose results are written to the local ranks, or could not be."""
+
+    def cannot_run(self, seq: int, error: Exception, stamp: Stamp) -> None:
+        """Fail an attempt of which this node cannot do its part."""
+
+
 Done = Callable[[Exception | None], None]
 
 

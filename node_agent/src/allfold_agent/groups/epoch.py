@@ -12,8 +12,8 @@ from typing import Any
 from allfold_agent.arithmetic.error_feedback import Residuals
 from allfold_agent.compilation.op_spec import OpSpec, OpSpecs
 from allfold_agent.edges.edges import DialFrom, Edges
-from allfold_agent.execution.op import Arrival, Op
-from allfold_agent.execution.runner import OpOutcomes, Runner
+from allfold_agent.execution.op import Arrival, Op, OpOutcomes
+from allfold_agent.execution.runner import Runner
 from allfold_agent.gpu.gpus import Pins
 from allfold_agent.groups.outcomes import ErrorCounts
 from allfold_agent.groups.result_transfer import ResultRequest

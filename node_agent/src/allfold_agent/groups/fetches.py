@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from time import monotonic
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from allfold_agent.execution.op import Op
 from allfold_agent.groups.epoch import NodeResources
@@ -14,25 +14,12 @@ from allfold_agent.groups.result_transfer import ResultRequest
 from allfold_agent.runtime.buffers import Buffer
 from allfold_agent.runtime.threads import start_thread
 from allfold_core.errors import AllfoldError, MismatchError, ServiceError
-from allfold_core.plan import Plan
 from allfold_core.survival.instructions import Fetch
-from allfold_core.survival.records import Stamp
-from allfold_core.topology import Member
+
+if TYPE_CHECKING:
+    from allfold_agent.groups.group import Group
 
 _LEAST_PATIENCE = 5.0
-
-
-class Taker(Protocol):
-    """The group."""
-
-    def event(self, event: Callable[[], None]) -> None:
-        """Do something under the lock of the ops, and what follows from it."""
-
-    def take_result(self, seq: int, stamp: Stamp) -> None:
-        """A result is here, or cannot be got. With the lock of the ops held."""
-
-    def rank_ended(self, session: str, how: str) -> None:
-        """A local rank is not in the group any more."""
 
 
 def is_wanted(op: Op, order: Fetch) -> bool:
@@ -44,18 +31,14 @@ class Fetches:
     """Fetches results of the ops of one group, each in a thread of its own: that is rare.
 
     Args:
-        plan: with which the group was opened.
-        members: the nodes of the group by name.
-        taker: takes what has come.
+        group: takes what has come.
     """
 
-    def __init__(
-        self, plan: Plan, members: Mapping[str, Member], resources: NodeResources, taker: Taker
-    ) -> None:
-        self._plan = plan
-        self._members = members
+    def __init__(self, group: Group, resources: NodeResources) -> None:
+        self._group = group
+        self._plan = group.plan
+        self._members = group.members
         self._resources = resources
-        self._taker = taker
 
     def prepare(self, op: Op, order: Fetch, nbytes: int) -> Callable[[], None]:
         """Return what gets a result of so many bytes from the first node that gives it."""
@@ -87,7 +70,7 @@ class Fetches:
             self.fail(op, order, error)
             return
         if is_here:
-            self._taker.event(partial(self._take, op, order, buffer))
+            self._group.event(partial(self._take, op, order, buffer))
         else:
             buffer.release()
 
@@ -99,7 +82,7 @@ class Fetches:
     def _take(self, op: Op, order: Fetch, buffer: Buffer) -> None:
         if is_wanted(op, order):
             op.result = buffer
-            self._taker.take_result(order.seq, order.stamp)
+            self._group.agreement.fetched(order.seq, order.stamp)
         else:
             buffer.release()
 
@@ -118,8 +101,8 @@ class Fetches:
         def take() -> None:
             if is_wanted(op, order):
                 op.error = told
-                self._taker.take_result(order.seq, order.stamp)
+                self._group.agreement.fetched(order.seq, order.stamp)
 
-        self._taker.event(take)
+        self._group.event(take)
         for session in () if told is error else list(op.calls):
-            self._taker.rank_ended(session, f"could not be given the result of op {op.seq}")
+            self._group.rank_ended(session, f"could not be given the result of op {op.seq}")

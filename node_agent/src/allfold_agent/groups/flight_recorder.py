@@ -19,7 +19,7 @@ from allfold_core.agent_answers import Call, Clocks, RecordedOp
 from allfold_core.operations import Fingerprint
 
 if TYPE_CHECKING:
-    from allfold_agent.groups.agreeing_group import AgreeingGroup
+    from allfold_agent.groups.group import Group
 
 
 class State(StrEnum):
@@ -220,7 +220,7 @@ class Recording:
     ops: tuple[OpRecord, ...]
 
 
-def recording_of(group: AgreeingGroup, *, is_open: bool = True) -> Recording:
+def recording_of(group: Group, *, is_open: bool = True) -> Recording:
     """Return the recording of a group: its latest ops, and those in flight. From any thread."""
     records = group.lanes.records
     records.harvest()
@@ -251,7 +251,7 @@ class Recordings:
     def __init__(self) -> None:
         self._ended: deque[Recording] = deque(maxlen=_ENDED_KEPT)
 
-    def keep(self, group: AgreeingGroup) -> None:
+    def keep(self, group: Group) -> None:
         """Take the recording of a group that is over."""
         self._ended.append(recording_of(group, is_open=False))
 

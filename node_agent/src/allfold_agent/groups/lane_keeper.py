@@ -9,70 +9,28 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from allfold_agent.edges.connection import EdgeCounters
 from allfold_agent.edges.lane_link import LaneDoor
-from allfold_agent.edges.members import Members
 from allfold_agent.edges.opening import EdgeRequest
-from allfold_agent.execution.op import RankEndpoint
-from allfold_agent.groups.agreement import Agreement
-from allfold_agent.groups.epoch import Epoch, EpochTable, NodeResources
+from allfold_agent.groups.epoch import Epoch, NodeResources
 from allfold_agent.groups.lane_exchange import LaneExchange
 from allfold_agent.groups.lane_links import LaneLinks
 from allfold_agent.groups.lane_page import LanePage
 from allfold_agent.groups.lane_records import LaneRecords
-from allfold_agent.groups.op_runs import OpRuns
-from allfold_agent.groups.op_table import OpTable
-from allfold_agent.groups.outcomes import Outcomes
-from allfold_agent.groups.results import Results
 from allfold_agent.groups.short_lane import ShortLane
 from allfold_agent.runtime import machine
-from allfold_core.errors import PeerLost, ServiceError
-from allfold_core.plan import Plan
+from allfold_core.errors import ServiceError
 from allfold_core.short_lane.choice import MOST_NODES
 from allfold_core.wire.frames import FrameHeader
-from allfold_core.wire.local_wire import OpMessage
+
+if TYPE_CHECKING:
+    from allfold_agent.groups.group import Group
 
 log = logging.getLogger(__name__)
-
-
-class LaneGroup(Protocol):
-    """The group, as the keeper of its lane sees it."""
-
-    name: str
-    node: str
-    table: OpTable
-    outcomes: Outcomes
-    agreement: Agreement
-    epoch_table: EpochTable
-    current: Epoch
-    evicted: PeerLost | None
-    results: Results
-    event: Callable[[Callable[[], None]], None]
-    runs: OpRuns
-
-    @property
-    def submitted(self) -> Mapping[str, int]:
-        """By session, the last op whose message was taken in."""
-
-    @property
-    def read(self) -> Mapping[str, int]:
-        """By session, the op up to which all messages were taken in, or refused."""
-
-    def submit(
-        self,
-        session: str,
-        connection: RankEndpoint,
-        number: int,
-        message: OpMessage,
-        called: float | None = None,
-        *,
-        posted: bool = False,
-    ) -> None:
-        """Take in a local rank's call."""
 
 
 def _nothing() -> None:
@@ -88,14 +46,10 @@ class LaneKeeper:
             watched.
     """
 
-    def __init__(
-        self, group: LaneGroup, plan: Plan, members: Members, resources: NodeResources
-    ) -> None:
+    def __init__(self, group: Group, resources: NodeResources) -> None:
         self.records = LaneRecords(group)
         self.on_taken_over: Callable[[], None] = lambda: None
         self._group = group
-        self._plan = plan
-        self._members = members
         self._resources = resources
         self._obstacle = machine.why_unordered() if resources.short_lane else "it is switched off"
         self._links: LaneLinks | None = None
@@ -115,7 +69,7 @@ class LaneKeeper:
             self.lane = self._same(before, epoch) or ShortLane(epoch, self._group.node)
         elif len(nodes) <= MOST_NODES and thread is not None:
             self._enter_across(before, epoch)
-        for session, seq in self._group.read.items():
+        for session, seq in self._group.calls.read().items():
             self.messages_read(session, seq)
         if before is not None and before is not self.lane and before.was_opened:
             self._previous = before
@@ -157,10 +111,10 @@ class LaneKeeper:
         assert thread is not None
         if self._links is None:
             self._links = LaneLinks(
-                self._plan.group,
-                self._plan.epoch,
+                self._group.name,
+                self._group.opening,
                 self._group.node,
-                self._members,
+                self._group.members,
                 self._resources.dial,
                 thread,
                 self._take_frame,
@@ -274,9 +228,8 @@ class LaneKeeper:
         lane.open(first)
 
     def handed(self, lane: ShortLane) -> None:
-        """Note that a rank was sent the page of a lane; the last one may open it."""
-        if lane is self.lane:
-            self.consider_opening()
+        """Note that a rank was sent the page of a lane; the last may open it. From any thread."""
+        self._group.event(lambda: self.consider_opening() if lane is self.lane else None)
 
     def _links_changed(self) -> None:
         """Open or close the lane after a connection to another node was made, or has ended."""
@@ -338,7 +291,7 @@ class LaneKeeper:
     def _note_completed(self, lane: ShortLane) -> None:
         end = lane.end_of_complete()
         if lane.exchange is not None:  # it may be opened in advance of what the ranks have called
-            read, posted = self._group.submitted, lane.last_posted()
+            read, posted = self._group.calls.submitted, lane.last_posted()
             called = (max(read.get(each, -1), posted.get(each, -1)) for each in lane.sessions)
             # And what was posted as the lane was closed may not have been taken over yet.
             end = min([end, min(called) + 1, *lane.incomplete()])
@@ -352,7 +305,7 @@ class LaneKeeper:
         before, self._is_taking_over = self._is_taking_over, True
         try:
             for each in calls:
-                self._group.submit(
+                self._group.calls.submit(
                     each.session, each.endpoint, each.number, each.message, each.called, posted=True
                 )
         finally:
@@ -418,10 +371,13 @@ class LaneKeeper:
             self.lane.note_read(session, seq)
 
     def look(self, seq: int) -> None:
-        """Close the lane if the ranks cannot finish an op that one of them waits for."""
+        """Close the lane if the ranks cannot finish an op that one awaits. From any thread."""
+        self._group.event(partial(self._look, seq))
+
+    def _look(self, seq: int) -> None:
         self._take_over_late(seq)
         lane = self.lane
-        if lane is not None and lane.is_stuck(seq, self._group.submitted):
+        if lane is not None and lane.is_stuck(seq, self._group.calls.submitted):
             self._close_or_withdraw(lane, f"op {seq} cannot be done in the short lane")
 
     def _close_or_withdraw(self, lane: ShortLane, reason: str) -> None:

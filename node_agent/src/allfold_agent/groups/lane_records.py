@@ -4,25 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from time import monotonic
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
-from allfold_agent.groups.agreement import Agreement
-from allfold_agent.groups.epoch import Epoch
 from allfold_agent.groups.flight_recorder import OpRecord, State
 from allfold_agent.groups.lane_page import Post
-from allfold_agent.groups.op_table import OpTable
-from allfold_agent.groups.outcomes import Outcomes
 from allfold_agent.groups.short_lane import ShortLane
 from allfold_core.operations import Fingerprint
 
-
-class RecordedGroup(Protocol):
-    """The group whose ranks do ops by themselves."""
-
-    table: OpTable
-    outcomes: Outcomes
-    agreement: Agreement
-    current: Epoch
+if TYPE_CHECKING:
+    from allfold_agent.groups.group import Group
 
 
 class PostedOp(NamedTuple):
@@ -48,7 +38,7 @@ class LaneRecords:
         lane: of the current epoch, if it has one.
     """
 
-    def __init__(self, group: RecordedGroup) -> None:
+    def __init__(self, group: Group) -> None:
         self.lane: ShortLane | None = None
         self._group = group
         self._next = 0  # op to be recorded

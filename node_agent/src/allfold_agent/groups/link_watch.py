@@ -6,18 +6,23 @@ All of it runs in the reactor's thread, except the comparison of orders, which t
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from allfold_agent.edges.link_rate import LinkRate
 from allfold_core.plan import Plan
 from allfold_core.pricing.per_link import MOST_NODES
 from allfold_core.pricing.slow_links import ChangeLimit, LinkTable, better_layout, describe
+from allfold_core.survival import codec
 from allfold_core.survival.plans import plan_of
-from allfold_core.survival.records import Epoch, Stamp, Term
-from allfold_core.topology import AS_OPENED, Layout, Member
+from allfold_core.survival.records import Epoch, Stamp
+from allfold_core.topology import AS_OPENED, Layout
+from allfold_core.wire.peer_link import LinkMessageType
+
+if TYPE_CHECKING:
+    from allfold_agent.groups.epoch import NodeResources
+    from allfold_agent.groups.group import Group
 
 log = logging.getLogger(__name__)
 
@@ -29,58 +34,24 @@ _CONFIRM_SECONDS = 60.0
 _SLOW = 2.0
 
 
-class WatchedGroup(Protocol):
-    """The group, as its links concern it."""
-
-    @property
-    def term(self) -> Term:
-        """The set of nodes that agree."""
-
-    @property
-    def record(self) -> Epoch:
-        """The current epoch."""
-
-    def rates(self) -> Mapping[str, LinkRate]:
-        """By node, how fast it sends to this one."""
-
-    def tell_rates(self, node: str, rates: Mapping[str, float]) -> None:
-        """Tell another node how fast others send to this one."""
-
-    def compare(self, task: Callable[[], None]) -> None:
-        """Do something that takes a while in another thread."""
-
-    def arrange(self, layout: Layout) -> None:
-        """Have the nodes stand in another order; as the leader. From any thread."""
-
-
 class LinkWatch:
     """Looks at the links of one group from time to time.
 
     Args:
-        opening: the plan with which the group was opened.
-        members: all nodes of the group by name.
-        node: this one.
-        avoid: have the nodes stand in another order where a link is slow.
+        resources: of this node; they say if the order of nodes changes where a link is slow.
 
     Attributes:
         slow: a sentence on the slow links that the leader knows; ``""`` on other nodes.
     """
 
-    def __init__(
-        self,
-        opening: Plan,
-        members: Mapping[str, Member],
-        node: str,
-        group: WatchedGroup,
-        *,
-        avoid: bool,
-    ) -> None:
+    def __init__(self, group: Group, resources: NodeResources) -> None:
         self.slow = ""
-        self._opening = opening
-        self._members = members
-        self._node = node
         self._group = group
-        self._avoid = avoid
+        self._opening = group.plan
+        self._members = group.members
+        self._node = group.node
+        self._workers = resources.workers
+        self._avoid = resources.avoid_slow_links
         self._table = LinkTable()
         self._limit = ChangeLimit()
         self._next_look = 0.0
@@ -101,7 +72,7 @@ class LinkWatch:
         if now < self._next_look or not 1 < len(self._members) <= MOST_NODES:
             return
         self._next_look = now + LOOK_SECONDS
-        leader = self._group.term.leader
+        leader = self._group.agreement.term.leader
         if leader != self._leader:
             self._leader = leader
             self._told.clear()
@@ -110,22 +81,22 @@ class LinkWatch:
         if leader != self._node:
             self.slow = ""
             if rates:
-                self._group.tell_rates(leader, rates)
+                self._group.send(leader, LinkMessageType.RATES, codec.pack_rates(rates))
             return
         self._heard[self._node] = rates
         while self._heard:
             self._table.note(*self._heard.popitem(), now)
         self._conclude(now)
 
-    def note(self, node: str, rates: Mapping[str, float]) -> None:
-        """Another node tells how fast others send to it."""
-        if node in self._group.term.voters:
+    def take_rates(self, node: str, rates: Mapping[str, float]) -> None:
+        """Take in how fast others send to another node."""
+        if node in self._group.agreement.term.voters:
             self._heard.setdefault(node, {}).update(rates)
 
     def _news(self, now: float) -> dict[str, float]:
         """The rates that the leader does not know yet, or should hear of again."""
         fresh: dict[str, float] = {}
-        for node, rate in self._group.rates().items():
+        for node, rate in self._group.edges.rates().items():
             found = rate.bytes_per_second
             if found is not None and rate.samples != self._seen.get(node):
                 fresh[node] = found
@@ -137,7 +108,7 @@ class LinkWatch:
             return {}
         self._confirm_at = now + _CONFIRM_SECONDS
         self._told.update(fresh)
-        self._seen.update((node, rate.samples) for node, rate in self._group.rates().items())
+        self._seen.update((node, rate.samples) for node, rate in self._group.edges.rates().items())
         return fresh
 
     def _has_changed(self, found: tuple[str, float]) -> bool:
@@ -148,7 +119,7 @@ class LinkWatch:
     # As the leader
 
     def _conclude(self, now: float) -> None:
-        term, record = self._group.term, self._group.record
+        term, record = self._group.agreement.term, self._group.current.record
         natural = plan_of(self._opening, replace(record, layout=AS_OPENED), self._members)
         self._table.adopt(record.layout, now)
         figures = self._table.figures(natural, now)
@@ -161,7 +132,7 @@ class LinkWatch:
         if figures.slow or record.layout.slow:
             present = plan_of(self._opening, record, self._members)
             self._comparing = True
-            self._group.compare(partial(self._compare, present, natural, figures, key[:2]))
+            self._workers.submit(partial(self._compare, present, natural, figures, key[:2]))
 
     def _note_changes(self, record: Epoch, now: float) -> None:
         if record.layout != self._layout:
@@ -188,7 +159,7 @@ class LinkWatch:
             layout = better_layout(present, natural, figures)
             if layout is not None:
                 self._arranged = basis
-                self._group.arrange(layout)
+                self._group.event(partial(self._group.agreement.arrange, layout))
         finally:
             self._comparing = False
 

@@ -7,13 +7,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from allfold_agent.edges.members import Life, lives_of
-from allfold_agent.groups.standstill import Obstacles
+from allfold_agent.groups.deadlines import Obstacles
 from allfold_core.survival.records import Term
 from allfold_core.topology import Member
 from allfold_core.wire.peer_link import GroupMessage
 
 if TYPE_CHECKING:
-    from allfold_agent.groups.agreeing_group import AgreeingGroup
+    from allfold_agent.groups.group import Group
 
 
 class Neighbours(Protocol):
@@ -22,16 +22,16 @@ class Neighbours(Protocol):
     def send(self, node: str, message: GroupMessage) -> None:
         """Send a node a message, which is lost if the link to it is down."""
 
-    def joined(self, group: AgreeingGroup, members: Collection[Member]) -> None:
+    def joined(self, group: Group, members: Collection[Member]) -> None:
         """The group has these nodes from now on."""
 
-    def left_out(self, group: AgreeingGroup, nodes: Collection[str]) -> None:
+    def left_out(self, group: Group, nodes: Collection[str]) -> None:
         """The group goes on without these nodes."""
 
-    def obstacles(self, group: AgreeingGroup) -> Obstacles:
+    def obstacles(self, group: Group) -> Obstacles:
         """Return the obstacles to a decision. In the reactor's thread."""
 
-    def group_over(self, group: AgreeingGroup) -> None:
+    def group_over(self, group: Group) -> None:
         """No rank is in the group any more."""
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from time import monotonic
 from typing import NamedTuple
 
-from allfold_agent.groups.agreeing_group import AgreeingGroup
 from allfold_agent.groups.group import Group
 from allfold_agent.runtime.locks import make_condition
 from allfold_core.errors import RegisterNotFirstOperation
@@ -130,7 +129,7 @@ class Registry:
                 return None if end is None else end.term
             return None if group.evicted is None else _last_term(group)
 
-    def remove(self, group: AgreeingGroup) -> bool:
+    def remove(self, group: Group) -> bool:
         """Forget a group that is over; return False if that was done before."""
         with self._changed:
             groups = self._groups.get(group.name, [])
@@ -143,7 +142,7 @@ class Registry:
             self._changed.notify_all()
             return is_here
 
-    def _remember_end(self, group: AgreeingGroup) -> None:
+    def _remember_end(self, group: Group) -> None:
         if self._opened_as(group.name, group.opening) is not None:
             return  # this node is in it again
         end = _End(group.has_no_ranks, group.plan.generation, _last_term(group))
@@ -157,6 +156,6 @@ class Registry:
             return [group for groups in self._groups.values() for group in groups]
 
 
-def _last_term(group: AgreeingGroup) -> LastTerm:
+def _last_term(group: Group) -> LastTerm:
     term = group.agreement.term
     return LastTerm(term.number, term.generation)

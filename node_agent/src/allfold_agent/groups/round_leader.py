@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from allfold_core.diagnosis.hindrances import Hindrances
 from allfold_core.survival import codec
@@ -16,22 +16,12 @@ from allfold_core.survival.reports import Doubt, Install, Report, Wishes
 from allfold_core.topology import Layout
 from allfold_core.wire.peer_link import LinkMessageType
 
+if TYPE_CHECKING:
+    from allfold_agent.groups.agreement import Agreement
+
 # The orchestrator tells all nodes of a term at once; one that has not reported by then may have
 # no way to it.
 _TEACH_SECONDS = 0.5
-
-
-class Voter(Protocol):
-    """This node's own part in the rounds that it leads."""
-
-    def asked_to_freeze(self, term: int, number: int, doubts: tuple[Doubt, ...]) -> None:
-        """Answer the leader's request for a report (FREEZE)."""
-
-    def install(self, install: Install) -> None:
-        """Carry out the leader's decision (INSTALL)."""
-
-    def teach(self, node: str) -> None:
-        """Send a node the term (TERM), which it may not know."""
 
 
 class RoundLeader:
@@ -56,7 +46,7 @@ class RoundLeader:
         epoch: Epoch,
         send: Callable[[str, LinkMessageType, dict[str, Any]], None],
         later: Callable[[float, Callable[[], None]], None],
-        voter: Voter,
+        voter: Agreement,
         hindrances: Hindrances,
     ) -> None:
         self._node = node

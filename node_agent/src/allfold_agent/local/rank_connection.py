@@ -234,7 +234,7 @@ class RankConnection:
         if waits:
             self._want_write(self)
         if lane is not None:
-            membership.group.lane_handed(lane)
+            membership.group.lanes.handed(lane)
 
     def _send_with_page(
         self, kind: Message, number: int, membership: Membership, body: dict[str, Any]

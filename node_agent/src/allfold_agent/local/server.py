@@ -199,7 +199,7 @@ class LocalServer:
             if group.waiting:
                 self._watch_deadlines()
             # A task of its own: the failure of one keeps no other group from its deadlines.
-            self._reactor.call(partial(group.check_deadlines, now))
+            self._reactor.call(partial(group.deadlines.check, now))
 
     # Messages
 
@@ -246,12 +246,12 @@ class LocalServer:
         self._watch_deadlines()
         group, session = membership.group, membership.session
         if isinstance(message, OpMessage):
-            group.submit(session, process, message.group, message, called)
+            group.calls.submit(session, process, message.group, message, called)
             return
         if called is not None:
             left = max(called + message.timeout - monotonic(), _LEAST_SECONDS)
             message = message._replace(timeout=left)
-        group.submit_message(session, process, message.group, message)
+        group.calls.submit_message(session, process, message.group, message)
 
     def _answer(self, process: RankConnection, data: bytes, descriptors: list[int]) -> None:
         """Serve a request; an error is the answer to it."""
@@ -287,7 +287,7 @@ class LocalServer:
             membership.group.wish_to_leave(membership.session)
         elif kind == Message.LOOK:
             membership = _membership(process, body["number"], "of an op that it waits for")
-            membership.group.look(int(body["seq"]))
+            membership.group.lanes.look(int(body["seq"]))
             process.send(pack_taken(body["number"]))
         elif kind == Message.ABANDON:
             self._abandon(process, body)
@@ -383,7 +383,7 @@ class LocalServer:
         self._watch_deadlines()
         error = InvalidArgument(read_text(body["reason"])[:_LONGEST_REASON])
         call = read_text(body["call"])[:_LONGEST_REASON]
-        membership.group.abandon(membership.session, read_seq(body["seq"]), error, call=call)
+        membership.group.calls.abandon(membership.session, read_seq(body["seq"]), error, call=call)
 
     @staticmethod
     def _come_to_edge(process: RankConnection, body: dict[str, Any]) -> None:

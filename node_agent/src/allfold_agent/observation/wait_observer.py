@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
 
+from allfold_agent.groups.deadlines import WaitingOp, waiting_ops
 from allfold_agent.groups.group import Group
-from allfold_agent.groups.standstill import WaitingOp, waiting_ops
 from allfold_agent.observation.incidents import Incidents
 from allfold_agent.observation.message_waits import MessageWaits, Wait
 from allfold_agent.observation.processes import look_at, stacks_of
