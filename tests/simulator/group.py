@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from allfold_agent.edges.members import Members
 from allfold_agent.groups.agreement import Agreement
-from allfold_agent.groups.decisions import Decisions
 from allfold_agent.groups.epoch import Epoch, EpochTable, NodeResources
-from allfold_agent.groups.event_queue import EventQueue
+from allfold_agent.groups.events import Decisions, EventQueue
 from allfold_agent.groups.group import Group
 from allfold_agent.groups.local_ranks import LocalRanks
 from allfold_agent.groups.neighbours import NodeChanges
-from allfold_agent.groups.op_table import OpTable
+from allfold_agent.groups.outcomes import OpTable
 from allfold_core.diagnosis.hindrances import Hindrances
 from allfold_core.errors import PeerLost
 from allfold_core.operations import Kind

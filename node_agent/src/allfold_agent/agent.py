@@ -23,8 +23,7 @@ from allfold_agent.groups.epoch import NodeResources
 from allfold_agent.groups.flight_recorder import Recordings
 from allfold_agent.groups.group import Group
 from allfold_agent.groups.registry import Registry
-from allfold_agent.groups.result_transfer import fetch_result
-from allfold_agent.groups.results import Retention
+from allfold_agent.groups.results import Retention, fetch_result
 from allfold_agent.http import addresses
 from allfold_agent.http.transport import Transport
 from allfold_agent.joins import Joins

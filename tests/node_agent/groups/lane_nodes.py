@@ -10,8 +10,8 @@ import torch
 
 from allfold._lane.recipe import PageSeat, Recipe
 from allfold_agent.compilation.op_spec import OpSpecs
-from allfold_agent.groups.lane_page import LanePage
-from allfold_agent.groups.lane_program import LaneProgram
+from allfold_agent.groups.lane.page import LanePage
+from allfold_agent.groups.lane.program import LaneProgram
 from allfold_core.operations import Fingerprint
 from allfold_core.plan import Plan
 from allfold_core.short_lane.page import WORD, PageLayout, PostHeader, digest_of, write_header

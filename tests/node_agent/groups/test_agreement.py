@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from allfold_agent.groups.agreement import Agreement
-from allfold_agent.groups.event_queue import EventQueue
-from allfold_agent.groups.op_table import OpTable
+from allfold_agent.groups.events import EventQueue
+from allfold_agent.groups.outcomes import OpTable
 from allfold_core.diagnosis.hindrances import Hindrances
 from allfold_core.survival.instructions import Instruction
 from allfold_core.survival.records import NO_EPOCH, Epoch, Seat, Stamp, Term

@@ -143,7 +143,7 @@ def test_an_op_of_which_a_call_is_refused_fails_on_all_nodes_and_later_ones_are_
     monkeypatch: pytest.MonkeyPatch, most: int, shift: int, frames_come_first: bool
 ) -> None:
     """The frames of the other nodes, which no call takes, must not stay in the way."""
-    monkeypatch.setattr("allfold_agent.groups.calls.MAX_OPEN_OPS", most)
+    monkeypatch.setattr("allfold_agent.groups.local_ranks.MAX_OPEN_OPS", most)
     with local_groups([[0], [1]]) as local:
         one, other = local.ranks
 
@@ -212,7 +212,7 @@ def test_calls_that_are_refused_without_end_do_not_fill_the_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The nodes remember each of the ops, for the ranks that have yet to call it."""
-    monkeypatch.setattr("allfold_agent.groups.calls.MAX_OPEN_OPS", 4)
+    monkeypatch.setattr("allfold_agent.groups.local_ranks.MAX_OPEN_OPS", 4)
     with local_groups([[0], [1]]) as local:
         odd, other = local.ranks
         for seq in range(100):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from allfold_agent.groups.lane_page import LanePage, Post, end_of_complete
+from allfold_agent.groups.lane.page import LanePage, Post, end_of_complete
 from allfold_core.short_lane.page import (
     NEVER,
     SLOTS,

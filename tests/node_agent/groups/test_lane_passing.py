@@ -11,9 +11,9 @@ import pytest
 from allfold_agent.execution.op import RankEndpoint
 from allfold_agent.groups.epoch import Epoch, NodeResources
 from allfold_agent.groups.group import Group
-from allfold_agent.groups.lane_keeper import LaneKeeper
-from allfold_agent.groups.lane_page import Post
-from allfold_agent.groups.short_lane import ShortLane
+from allfold_agent.groups.lane.keeper import LaneKeeper
+from allfold_agent.groups.lane.page import Post
+from allfold_agent.groups.lane.short_lane import ShortLane
 from allfold_core.dtypes import DType
 from allfold_core.operations import AUTO, Fingerprint, Kind
 from allfold_core.survival.plans import first_epoch

@@ -12,7 +12,7 @@ import pytest
 
 from allfold_agent.groups.epoch import NodeResources
 from allfold_agent.groups.group import Group
-from allfold_agent.groups.link_watch import LinkWatch
+from allfold_agent.groups.neighbours import LinkWatch
 from allfold_core.survival.plans import first_epoch, first_term, plan_of
 from allfold_core.survival.records import Epoch
 from allfold_core.topology import Layout, LinkModel

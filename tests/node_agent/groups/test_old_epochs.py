@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from allfold_agent.groups.closing_signals import ClosingSignals
 from allfold_agent.groups.epoch import CHANGES_KEPT
 from allfold_agent.groups.group import Group
+from allfold_agent.groups.rounds import ClosingSignals
 from allfold_core.survival.agent_machine import AgentMachine
 from allfold_core.survival.instructions import Installed
 from allfold_core.survival.records import Epoch, Seat, Stamp, Term

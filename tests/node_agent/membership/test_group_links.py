@@ -258,7 +258,7 @@ def test_a_message_for_a_group_that_all_ranks_have_left_is_answered(
 def test_the_log_tells_ranks_that_left_in_order_from_those_that_were_lost(
     local: LocalGroups, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "allfold_agent.groups.lost_ranks")
+    caplog.set_level("INFO", "allfold_agent.groups.events")
     first, *others = local.ranks
     first.end("ended with an exception (ValueError: no)")
     wait_until(lambda: len(caplog.messages) == len(local.groups), "it is lost")

@@ -10,7 +10,7 @@ from time import sleep
 
 from allfold_agent.groups.deadlines import Obstacles
 from allfold_agent.groups.group import Group
-from allfold_agent.groups.result_transfer import ResultRequest
+from allfold_agent.groups.results import ResultRequest
 from allfold_agent.runtime.reactor import Reactor
 from allfold_core.survival.records import Stamp
 from allfold_core.topology import Member

@@ -14,7 +14,7 @@ from allfold_agent.edges.opening import Lane
 from allfold_agent.groups.deadlines import WaitingOp, waiting_ops
 from allfold_agent.groups.flight_recorder import OpRecord, Recording, recording_of
 from allfold_agent.groups.group import Group
-from allfold_agent.groups.link_watch import describe_layout
+from allfold_agent.groups.neighbours import describe_layout
 from allfold_agent.groups.outcomes import RECORDED_OPS
 from allfold_core import agent_answers
 from allfold_core.agent_answers import (

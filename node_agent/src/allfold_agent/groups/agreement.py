@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
-from allfold_agent.groups.closing_signals import ClosingSignals
-from allfold_agent.groups.event_queue import EventQueue
-from allfold_agent.groups.round_leader import RoundLeader
+from allfold_agent.groups.events import EventQueue
+from allfold_agent.groups.rounds import ClosingSignals, RoundLeader
 from allfold_core.diagnosis.hindrances import Hindrances
 from allfold_core.survival import codec
 from allfold_core.survival.agent_machine import AgentMachine

@@ -8,7 +8,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from allfold_agent.execution.op import Arrival, Op, RankEndpoint
-from allfold_agent.groups.lane_records import PostedOp
+from allfold_agent.groups.lane.records import PostedOp
 from allfold_agent.p2p.messages import PendingCall
 from allfold_core.survival.reports import Doubt, Reason
 from allfold_core.wire.local_wire import pack_hold

@@ -16,8 +16,7 @@ from allfold_agent.execution.op import Arrival, Op, OpOutcomes
 from allfold_agent.execution.runner import Runner
 from allfold_agent.gpu.gpus import Pins
 from allfold_agent.groups.outcomes import ErrorCounts
-from allfold_agent.groups.result_transfer import ResultRequest
-from allfold_agent.groups.results import Retention
+from allfold_agent.groups.results import ResultRequest, Retention
 from allfold_agent.runtime.buffers import BufferPool
 from allfold_agent.runtime.lane_thread import LaneThread
 from allfold_agent.runtime.reactor import Reactor
@@ -55,7 +54,7 @@ class NodeResources:
         reactor: reads the short frames of other nodes.
         pins: memory of the host that GPUs reach.
         fetch: gets the result of an op from one of several addresses, into memory, for as long as
-            that is wanted; see :func:`allfold_agent.groups.result_transfer.fetch_result`.
+            that is wanted; see :func:`allfold_agent.groups.results.fetch_result`.
         retention: the bound on the results that are kept for other nodes.
         avoid_slow_links: have nodes stand in another order where a link is slow.
         short_lane: let the ranks of a node do small ops by themselves.

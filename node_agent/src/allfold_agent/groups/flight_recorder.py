@@ -1,7 +1,7 @@
 """The flight recorder: one record per op, of those that are over and of those in flight.
 
 Of the ops that ranks do by themselves, in the short lane, it has a sample: see
-:mod:`allfold_agent.groups.lane_records`.
+:mod:`allfold_agent.groups.lane.records`.
 """
 
 from __future__ import annotations

@@ -11,21 +11,17 @@ from typing import Any
 from allfold_agent.arithmetic.error_feedback import Residuals
 from allfold_agent.edges.members import Members, lives_of
 from allfold_agent.groups.agreement import Agreement
-from allfold_agent.groups.calls import CallIntake
 from allfold_agent.groups.deadlines import Deadlines
-from allfold_agent.groups.decisions import Decisions
 from allfold_agent.groups.epoch import Epoch, EpochTable, NodeResources
-from allfold_agent.groups.event_queue import EventQueue
+from allfold_agent.groups.events import Decisions, EventQueue
 from allfold_agent.groups.group_edges import GroupEdges
-from allfold_agent.groups.lane_keeper import LaneKeeper
-from allfold_agent.groups.link_watch import LinkWatch
-from allfold_agent.groups.local_ranks import Admitted, GoOn, LocalRanks
-from allfold_agent.groups.neighbours import Neighbours, NodeChanges
+from allfold_agent.groups.lane.keeper import LaneKeeper
+from allfold_agent.groups.local_ranks import Admitted, CallIntake, GoOn, LocalRanks
+from allfold_agent.groups.neighbours import LinkWatch, Neighbours, NodeChanges
 from allfold_agent.groups.op_runs import OpRuns
-from allfold_agent.groups.op_table import OpTable
-from allfold_agent.groups.outcomes import Outcomes
+from allfold_agent.groups.outcomes import OpTable, Outcomes
+from allfold_agent.groups.registry import record_of, with_seats
 from allfold_agent.groups.results import Results
-from allfold_agent.groups.term_record import record_of, with_seats
 from allfold_core.diagnosis.hindrances import Hindrances
 from allfold_core.errors import AllfoldError, PeerLost
 from allfold_core.incident import Incident

@@ -13,9 +13,9 @@ from allfold_agent.execution.op import Op
 from allfold_agent.execution.op_edges import OpReceiver
 from allfold_agent.execution.result_writer import ResultWriter
 from allfold_agent.groups.epoch import Epoch, NodeResources
-from allfold_agent.groups.event_queue import Action
-from allfold_agent.groups.fetches import Fetches
+from allfold_agent.groups.events import Action
 from allfold_agent.groups.outcomes import breakdown, refuse
+from allfold_agent.groups.results import Fetches
 from allfold_core.errors import AllfoldError, PeerRefused, PeerSentIncoherentTensor
 from allfold_core.survival import records
 from allfold_core.survival.instructions import Fetch, HandOut, Refuse, Start

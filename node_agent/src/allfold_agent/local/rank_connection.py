@@ -22,7 +22,7 @@ from allfold_agent.gpu.device import RankMemory
 from allfold_agent.gpu.operands import GpuRange
 from allfold_agent.groups.epoch import Epoch
 from allfold_agent.groups.group import Group
-from allfold_agent.groups.short_lane import ShortLane
+from allfold_agent.groups.lane.short_lane import ShortLane
 from allfold_agent.runtime.buffers import MappedMemory
 from allfold_agent.runtime.locks import make_lock
 from allfold_core.errors import AllfoldError, InvalidArgument

@@ -17,11 +17,11 @@ from allfold_agent.edges.connection import EdgeCounters
 from allfold_agent.edges.lane_link import LaneDoor
 from allfold_agent.edges.opening import EdgeRequest
 from allfold_agent.groups.epoch import Epoch, NodeResources
-from allfold_agent.groups.lane_exchange import LaneExchange
-from allfold_agent.groups.lane_links import LaneLinks
-from allfold_agent.groups.lane_page import LanePage
-from allfold_agent.groups.lane_records import LaneRecords
-from allfold_agent.groups.short_lane import ShortLane
+from allfold_agent.groups.lane.exchange import LaneExchange
+from allfold_agent.groups.lane.links import LaneLinks
+from allfold_agent.groups.lane.page import LanePage
+from allfold_agent.groups.lane.records import LaneRecords
+from allfold_agent.groups.lane.short_lane import ShortLane
 from allfold_agent.runtime import machine
 from allfold_core.errors import ServiceError
 from allfold_core.short_lane.choice import MOST_NODES
@@ -29,6 +29,7 @@ from allfold_core.wire.frames import FrameHeader
 
 if TYPE_CHECKING:
     from allfold_agent.groups.group import Group
+
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ import torch
 
 from allfold_agent.execution.op import RankEndpoint
 from allfold_agent.groups.epoch import LOCAL, Epoch
-from allfold_agent.groups.lane_exchange import LaneExchange
-from allfold_agent.groups.lane_page import LanePage, Post, end_of_complete
+from allfold_agent.groups.lane.exchange import LaneExchange
+from allfold_agent.groups.lane.page import LanePage, Post, end_of_complete
 from allfold_agent.runtime.buffers import MappedMemory
 from allfold_core.errors import InvalidArgument
 from allfold_core.short_lane.choice import LANE_STRATEGY, LaneRules

@@ -12,10 +12,10 @@ from functools import partial
 from time import monotonic
 
 from allfold_agent.groups.epoch import Epoch
-from allfold_agent.groups.lane_links import LaneLinks
-from allfold_agent.groups.lane_page import LanePage
-from allfold_agent.groups.lane_program import LaneProgram
-from allfold_agent.groups.op_table import OpTable
+from allfold_agent.groups.lane.links import LaneLinks
+from allfold_agent.groups.lane.page import LanePage
+from allfold_agent.groups.lane.program import LaneProgram
+from allfold_agent.groups.outcomes import OpTable
 from allfold_agent.runtime.lane_thread import LaneThread
 from allfold_core.wire.frames import FrameHeader
 

@@ -8,7 +8,7 @@ import torch
 
 from allfold_agent.arithmetic.kernels import Arithmetic
 from allfold_agent.compilation.op_spec import OpSpec, sizes
-from allfold_agent.groups.lane_page import LanePage
+from allfold_agent.groups.lane.page import LanePage
 from allfold_core.operations import Kind
 from allfold_core.plan import Plan
 from allfold_core.schedules.parts import layout

@@ -7,8 +7,8 @@ from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
 from allfold_agent.groups.flight_recorder import OpRecord, State
-from allfold_agent.groups.lane_page import Post
-from allfold_agent.groups.short_lane import ShortLane
+from allfold_agent.groups.lane.page import Post
+from allfold_agent.groups.lane.short_lane import ShortLane
 from allfold_core.operations import Fingerprint
 
 if TYPE_CHECKING:

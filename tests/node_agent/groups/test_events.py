@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from allfold_agent.groups.event_queue import EventQueue
-from allfold_agent.groups.op_table import OpTable
+from allfold_agent.groups.events import EventQueue
+from allfold_agent.groups.outcomes import OpTable
 from allfold_core.survival.instructions import Instruction, Release
 
 
