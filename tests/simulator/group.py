@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from allfold_agent.edges.members import Members
 from allfold_agent.groups.agreement import Agreement
-from allfold_agent.groups.epoch import Epoch, EpochTable, NodeResources
+from allfold_agent.groups.epoch import EpochTable, GroupEpoch, NodeResources
 from allfold_agent.groups.events import Decisions, EventQueue
-from allfold_agent.groups.group import Group
+from allfold_agent.groups.group import NodeGroup
 from allfold_agent.groups.local_ranks import LocalRanks
 from allfold_agent.groups.neighbours import NodeChanges
 from allfold_agent.groups.outcomes import OpTable
@@ -68,7 +68,7 @@ class _SimulatedEpoch:
         return session in self._here
 
 
-class SimulatedGroup(Group):
+class SimulatedGroup(NodeGroup):
     """One node's part in a group.
 
     Attributes:
@@ -122,9 +122,9 @@ class SimulatedGroup(Group):
         self._is_closed = False
         self._watch()
 
-    def _make_epoch(self, record: records.Epoch) -> Epoch:
+    def _make_epoch(self, record: records.Epoch) -> GroupEpoch:
         self._world.ledger.known(self, record)
-        return cast(Epoch, _SimulatedEpoch(record, self.node))
+        return cast(GroupEpoch, _SimulatedEpoch(record, self.node))
 
     # Calls
 

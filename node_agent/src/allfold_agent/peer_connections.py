@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from allfold_agent.data_port import SocketTaker
 from allfold_agent.edges.opening import Dial, EdgeRequest
-from allfold_agent.groups.registry import PLAN_LAG_SECONDS, Registry
+from allfold_agent.groups.registry import PLAN_LAG_SECONDS, GroupRegistry
 from allfold_agent.groups.results import Result, ResultRequest
 from allfold_agent.http import client as http_client
 from allfold_agent.http.transport import Transport
@@ -28,7 +28,7 @@ class PeerConnections:
         registry: the groups of this node.
     """
 
-    def __init__(self, transport: Transport, registry: Registry) -> None:
+    def __init__(self, transport: Transport, registry: GroupRegistry) -> None:
         self._transport = transport
         self._registry = registry
 

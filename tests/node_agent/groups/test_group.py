@@ -14,7 +14,7 @@ import torch
 from allfold_agent.arithmetic.kernels import Arithmetic
 from allfold_agent.execution.op import Op
 from allfold_agent.groups.deadlines import DEADLINE_RETRY_SECONDS
-from allfold_agent.groups.group import Group
+from allfold_agent.groups.group import NodeGroup
 from allfold_core.errors import InvalidArgument, PeerLost, PeerMissing
 from allfold_core.survival.instructions import Instruction
 from allfold_core.survival.reports import Doubt, Reason
@@ -117,7 +117,7 @@ def waiting(local: LocalGroups, count: int, timeout: float) -> None:
         local.ranks[0].call(seq, [1.0], timeout=timeout)
 
 
-def overdue(group: Group, now: float) -> list[int]:
+def overdue(group: NodeGroup, now: float) -> list[int]:
     """The ops that need a verdict as their deadline has passed."""
     return [op.seq for op in group.deadlines._overdue(now)]
 

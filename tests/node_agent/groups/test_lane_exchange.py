@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from allfold_agent.compilation.op_spec import OpSpecs
-from allfold_agent.groups.epoch import Epoch
+from allfold_agent.groups.epoch import GroupEpoch
 from allfold_agent.groups.lane.exchange import LaneExchange
 from allfold_agent.groups.lane.links import LaneLinks
 from allfold_agent.groups.outcomes import OpTable
@@ -111,7 +111,7 @@ class Exchanges:
         plan = self.nodes.plan
         epoch = SimpleNamespace(plan=plan, packed_stamp=STAMP, specs=OpSpecs(plan, node))
         return LaneExchange(
-            cast(Epoch, epoch),
+            cast(GroupEpoch, epoch),
             self.names[node],
             self.nodes.pages[node],
             cast(LaneLinks, self.links[node]),

@@ -9,11 +9,11 @@ from typing import cast
 import pytest
 
 from allfold_agent.execution.op import RankEndpoint
-from allfold_agent.groups.epoch import Epoch, NodeResources
-from allfold_agent.groups.group import Group
+from allfold_agent.groups.epoch import GroupEpoch, NodeResources
+from allfold_agent.groups.group import NodeGroup
 from allfold_agent.groups.lane.keeper import LaneKeeper
 from allfold_agent.groups.lane.page import Post
-from allfold_agent.groups.lane.short_lane import ShortLane
+from allfold_agent.groups.lane.short_lane import NodeLane
 from allfold_core.dtypes import DType
 from allfold_core.operations import AUTO, Fingerprint, Kind
 from allfold_core.survival.plans import first_epoch
@@ -62,11 +62,11 @@ class Passing:
         calls = SimpleNamespace(submitted={"rank": read})
         group = SimpleNamespace(calls=calls, agreement=agreement)
         resources = SimpleNamespace(short_lane=True, lane_thread=None)
-        self._keeper = LaneKeeper(cast(Group, group), cast(NodeResources, resources))
+        self._keeper = LaneKeeper(cast(NodeGroup, group), cast(NodeResources, resources))
 
     def passed(self, page: Page) -> int:
         """Return the last op that the agreement takes for done."""
-        self._keeper.lane = cast(ShortLane, page)
+        self._keeper.lane = cast(NodeLane, page)
         self._keeper.pass_completed()
         return self.told[-1]
 
@@ -102,9 +102,9 @@ def test_an_op_that_was_posted_as_the_lane_was_closed_is_not_passed_before_it_is
     assert Passing(read=19).passed(Page(20, 15, left=[21])) == 19
 
 
-def lane_of_one_rank(nodes: NodesOfALane) -> ShortLane:
+def lane_of_one_rank(nodes: NodesOfALane) -> NodeLane:
     epoch = SimpleNamespace(plan=nodes.plan, record=first_epoch(nodes.plan), ordinal=0)
-    lane = ShortLane(cast(Epoch, epoch), "node0")
+    lane = NodeLane(cast(GroupEpoch, epoch), "node0")
     lane.hand_to(lane.sessions[0], cast(RankEndpoint, None), 0)
     nodes.use(0, lane.page)
     return lane

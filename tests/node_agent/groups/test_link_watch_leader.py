@@ -11,8 +11,8 @@ from typing import cast
 import pytest
 
 from allfold_agent.groups.epoch import NodeResources
-from allfold_agent.groups.group import Group
-from allfold_agent.groups.neighbours import LinkWatch
+from allfold_agent.groups.group import NodeGroup
+from allfold_agent.groups.neighbours import SlowLinkWatch
 from allfold_core.survival.plans import first_epoch, first_term, plan_of
 from allfold_core.survival.records import Epoch
 from allfold_core.topology import Layout, LinkModel
@@ -39,7 +39,7 @@ class Led:
         self.arrange = self.wanted.append
         workers = SimpleNamespace(submit=self.comparisons.append)
         resources = SimpleNamespace(workers=workers, avoid_slow_links=True)
-        self.watch = LinkWatch(cast(Group, self), cast(NodeResources, resources))
+        self.watch = SlowLinkWatch(cast(NodeGroup, self), cast(NodeResources, resources))
         self.now = 1000.0
 
     def event(self, action: Callable[[], None]) -> None:

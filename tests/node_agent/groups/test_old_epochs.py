@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from allfold_agent.groups.epoch import CHANGES_KEPT
-from allfold_agent.groups.group import Group
+from allfold_agent.groups.group import NodeGroup
 from allfold_agent.groups.rounds import ClosingSignals
 from allfold_core.survival.agent_machine import AgentMachine
 from allfold_core.survival.instructions import Installed
@@ -40,7 +40,7 @@ def shrinking(ranks: list[list[int]]) -> Iterator[LocalGroups]:
         yield local
 
 
-def ordinals(group: Group) -> list[int]:
+def ordinals(group: NodeGroup) -> list[int]:
     return list(group.epochs)
 
 

@@ -7,7 +7,7 @@ from time import monotonic
 
 import pytest
 
-from allfold_agent.groups.group import Group
+from allfold_agent.groups.group import NodeGroup
 from allfold_core.errors import PeerMissing
 from allfold_core.survival.reports import Doubt, Reason
 from allfold_core.wire.local_wire import FIRST_PAIR, Message
@@ -39,7 +39,7 @@ def told(rank: LocalRank) -> list[tuple[float, str]]:
     return [(round(each["seconds"], 3), each["waits_for"]) for each in rank.holds]
 
 
-def freeze(group: Group) -> None:
+def freeze(group: NodeGroup) -> None:
     """Have a round begin that nothing comes of."""
     group.runs.doubt([Doubt(99, Reason.MISMATCH)])
 

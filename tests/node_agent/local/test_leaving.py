@@ -11,7 +11,7 @@ import pytest
 
 from allfold_agent.agent import Agent
 from allfold_agent.groups.flight_recorder import Recordings
-from allfold_agent.groups.registry import Registry
+from allfold_agent.groups.registry import GroupRegistry
 from allfold_agent.local.rank_connection import Membership
 from allfold_agent.membership.draining import Draining
 from allfold_agent.membership.group_links import GroupLinks
@@ -32,7 +32,7 @@ class Leaving(Agent):
     def __init__(self, local: LocalGroups) -> None:
         self._loop = asyncio.get_running_loop()
         self._tasks = set()
-        self.registry = Registry()
+        self.registry = GroupRegistry()
         self.draining: Any = create_autospec(Draining, instance=True)
         self.seats: Any = create_autospec(Seats, instance=True)
         self.group_links: Any = create_autospec(GroupLinks, instance=True)

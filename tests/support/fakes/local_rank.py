@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from allfold_agent.groups.group import Group
+from allfold_agent.groups.group import NodeGroup
 from allfold_agent.local.server import PROCESS_ENDED
 from allfold_agent.runtime.buffers import MappedMemory
 from allfold_core.codecs import Wire
@@ -48,7 +48,7 @@ class LocalRank:
         holds: what it was told of times in which its group waited.
     """
 
-    def __init__(self, group: Group, rank: int) -> None:
+    def __init__(self, group: NodeGroup, rank: int) -> None:
         self.group = group
         self.rank = rank
         self.view = 0

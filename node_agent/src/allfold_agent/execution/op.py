@@ -289,7 +289,7 @@ class ChunkedRun:
         self._lock = make_lock("pieces")
 
     def start(self, workers: WorkerPool) -> None:
-        """Have the workers run it; each takes pieces until there are no more."""
+        """Give it to the workers; each takes pieces until there are no more."""
         for _ in range(min(workers.count, len(self._pieces))):
             workers.submit(self._run)
 

@@ -253,7 +253,7 @@ class Runner:
             self._edges.wake(self._nodes[destination])
 
     def _contribute(self, operands: GpuOperands, executor: Executor, tasks: Sequence[Task]) -> None:
-        """Have the GPU fold the inputs of local ranks; each task is done as soon as its part is."""
+        """Fold the inputs of local ranks on the GPU; each task is done as soon as its part is."""
 
         def contributed(task: Task, error: Exception | None) -> None:
             # The thread that polls the GPU must not fold: other completions would wait for it.

@@ -58,7 +58,7 @@ class Effects(Protocol):
         """Do something after a while, with the group's lock held."""
 
     def close_lane(self) -> None:
-        """Let all that the ranks do by themselves be ops of the agreement: it has to report."""
+        """Make all that the ranks do by themselves ops of the agreement: it has to report."""
 
 
 class Agreement:
@@ -146,13 +146,13 @@ class Agreement:
         self._follow(self.machine.rank_ended(session, how, withdraws=withdraws))
 
     def doubt(self, doubts: Iterable[Doubt]) -> None:
-        """Have ops judged that cannot go on."""
+        """Ask the leader for a verdict on ops that cannot go on."""
         for each in doubts:
             self._doubts[each.seq] = each
             self._tell_leader(LinkMessageType.DOUBT, codec.pack_doubt(each))
 
     def arrange(self, layout: Layout) -> None:
-        """Have the nodes stand in another order; nothing happens unless this node is the leader."""
+        """Put the nodes into another order; nothing happens unless this node is the leader."""
         self._leader.arrange(layout)
 
     def begin(self) -> None:
@@ -253,7 +253,7 @@ class Agreement:
             case LinkMessageType.DOUBT:
                 self._leader.doubt(codec.unpack_doubt(body))
             case LinkMessageType.HELD:
-                self._closing.note(node, *codec.unpack_held(body))
+                self._closing.take_signal(node, *codec.unpack_held(body))
             case _:
                 log.warning("group '%s': node %s sends %s", self._policy.group, node, kind.name)
 

@@ -14,7 +14,7 @@ from allfold_core.survival.reports import Doubt, Reason
 from allfold_core.wire.local_wire import pack_hold
 
 if TYPE_CHECKING:
-    from allfold_agent.groups.group import Group
+    from allfold_agent.groups.group import NodeGroup
     from allfold_agent.groups.neighbours import Neighbours
 
 DEADLINE_RETRY_SECONDS = 1.0
@@ -40,7 +40,7 @@ class WaitingOp:
     since: float
 
 
-def waiting_ops(group: Group) -> list[WaitingOp]:
+def waiting_ops(group: NodeGroup) -> list[WaitingOp]:
     """Return the ops in flight, in their order. From any thread."""
     ops = [_of_agent(op) for op in list(group.table.in_flight.values()) if op.calls]
     ops += [_of_lane(op) for op in group.lanes.records.in_flight()]
@@ -149,7 +149,7 @@ def _and(names: Iterable[str]) -> str:
 class Deadlines:
     """Watches the deadlines of a group's calls. In the reactor's thread."""
 
-    def __init__(self, group: Group, neighbours: Neighbours) -> None:
+    def __init__(self, group: NodeGroup, neighbours: Neighbours) -> None:
         self._group = group
         self._neighbours = neighbours
         self._standstill = Standstill()

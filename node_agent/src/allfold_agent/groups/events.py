@@ -35,7 +35,7 @@ from allfold_core.survival.records import Epoch
 from allfold_core.verdict import LEFT, name_ranks
 
 if TYPE_CHECKING:
-    from allfold_agent.groups.group import Group
+    from allfold_agent.groups.group import NodeGroup
 
 
 log = logging.getLogger(__name__)
@@ -144,8 +144,8 @@ class LostRanks:
         self._p2p = p2p
         self._group = plan.group
 
-    def note(self, before: Epoch, now: Epoch) -> None:
-        """One epoch has followed another, which had other ranks."""
+    def fail_messages(self, before: Epoch, now: Epoch) -> None:
+        """Fail the messages that wait for ranks of the epoch before that are not in this one."""
         change = unpacked(now.change)
         gone = [seat for seat in before.seats if seat.session not in now.sessions]
         ways = {seat.number: how_lost(change, seat.session) for seat in gone}
@@ -167,7 +167,7 @@ class LostRanks:
 class Decisions:
     """Does with a group's ops and members what its agreement says. With the table's lock held."""
 
-    def __init__(self, group: Group, resources: NodeResources) -> None:
+    def __init__(self, group: NodeGroup, resources: NodeResources) -> None:
         self._group = group
         self._reactor = resources.reactor
         self._lost_ranks = LostRanks(group.plan, group.p2p)
@@ -227,7 +227,7 @@ class Decisions:
         if record.ordinal != before.ordinal:
             group.p2p.seats_added([*record.seats])
             if record.change:
-                self._lost_ranks.note(before.record, record)
+                self._lost_ranks.fail_messages(before.record, record)
         group.lanes.entered(group.current)
         group.epoch_table.forget_old(group.table.in_flight.values(), group.agreement.machine.epochs)
         group.table.changed.notify_all()
@@ -237,7 +237,7 @@ class Decisions:
             group.events.add_due(partial(group.neighbours.group_over, group))
 
     def close_lane(self) -> None:
-        """Let all that the ranks do by themselves be ops of the agreement."""
+        """Make all that the ranks do by themselves ops of the agreement."""
         self._group.lanes.close()
 
     def is_settled(self, seq: int) -> bool:

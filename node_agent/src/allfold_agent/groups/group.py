@@ -12,12 +12,12 @@ from allfold_agent.arithmetic.error_feedback import Residuals
 from allfold_agent.edges.members import Members, lives_of
 from allfold_agent.groups.agreement import Agreement
 from allfold_agent.groups.deadlines import Deadlines
-from allfold_agent.groups.epoch import Epoch, EpochTable, NodeResources
+from allfold_agent.groups.epoch import EpochTable, GroupEpoch, NodeResources
 from allfold_agent.groups.events import Decisions, EventQueue
 from allfold_agent.groups.group_edges import GroupEdges
 from allfold_agent.groups.lane.keeper import LaneKeeper
 from allfold_agent.groups.local_ranks import Admitted, CallIntake, GoOn, LocalRanks
-from allfold_agent.groups.neighbours import LinkWatch, Neighbours, NodeChanges
+from allfold_agent.groups.neighbours import Neighbours, NodeChanges, SlowLinkWatch
 from allfold_agent.groups.op_runs import OpRuns
 from allfold_agent.groups.outcomes import OpTable, Outcomes
 from allfold_agent.groups.registry import record_of, with_seats
@@ -36,7 +36,7 @@ from allfold_core.wire.peer_link import GroupMessage, LinkMessageType
 log = logging.getLogger(__name__)
 
 
-class Group:
+class NodeGroup:
     """The ops and members of a group on this node, as all its nodes agree upon them.
 
     What is done with an op, and in which epoch, the nodes agree upon (:class:`Agreement`). Every
@@ -108,7 +108,7 @@ class Group:
         self.agreement = Agreement(
             self.node, policy, term, first, self.events, self.decisions, self.send, self.hindrances
         )
-        self.link_watch = LinkWatch(self, resources)
+        self.link_watch = SlowLinkWatch(self, resources)
         self.lanes = LaneKeeper(self, resources)
         self.outcomes.on_idle = self.lanes.consider_opening
         self.lanes.entered(self.current)
@@ -119,8 +119,8 @@ class Group:
 
     # Epochs
 
-    def _make_epoch(self, record: records.Epoch) -> Epoch:
-        return Epoch(
+    def _make_epoch(self, record: records.Epoch) -> GroupEpoch:
+        return GroupEpoch(
             self.plan,
             record,
             self._resources,
@@ -131,11 +131,11 @@ class Group:
         )
 
     @property
-    def epochs(self) -> Mapping[int, Epoch]:
+    def epochs(self) -> Mapping[int, GroupEpoch]:
         """The epochs by ordinal, the newest last; a mapping that is never changed."""
         return self.epoch_table.by_ordinal
 
-    def epoch_of(self, seq: int) -> Epoch:
+    def epoch_of(self, seq: int) -> GroupEpoch:
         """The epoch in which an op without calls is to be run."""
         entry = self.agreement.machine.ops.get(seq)
         stamp = entry.stamp if entry is not None else None
@@ -175,7 +175,7 @@ class Group:
             self.event(self._end_without_ranks)
 
     def tell_others_of(self, incident: Incident) -> None:
-        """Have the errors of this group quote an incident, on whichever node they are made."""
+        """Share an incident with all nodes, so that the errors of this group quote it."""
         self.hindrances.note(incident, monotonic())
         for node in self.agreement.term.voters:
             if node != self.node:
@@ -216,7 +216,7 @@ class Group:
             self.record = record
 
     def _tell(self, news: Callable[[], object]) -> None:
-        """Let the agreement know something that others say; what it may change is seen to."""
+        """Pass news of others to the agreement, and see to what they may change."""
 
         def take_in() -> None:
             if self.evicted is None:
@@ -236,13 +236,13 @@ class Group:
         if new:
             self.members.welcome([each for each in now.newcomers if each.node in new], now)
         frozen = self.agreement.machine.frozen
-        for action in self._node_changes.note(before, now, frozen=frozen):
+        for action in self._node_changes.actions_between(before, now, frozen=frozen):
             self.events.add_due(action)
 
     # Ranks that join and leave
 
     def join(self, session: str, admitted: Admitted) -> None:
-        """Have a local rank join the group while it runs."""
+        """Ask for a local rank to be let into the group while it runs."""
 
         def join() -> None:
             self.local_ranks.joins(session, admitted)
@@ -253,11 +253,11 @@ class Group:
         self.event(join)
 
     def wish_to_leave(self, session: str) -> None:
-        """Have a local rank leave at the next edge, if the group has edges."""
+        """Ask for a local rank to be let go at the next edge, if the group has edges."""
         self.event(partial(self.agreement.wish_to_leave, session))
 
     def at_edge(self, session: str, seq: int, edge: int, go_on: GoOn) -> None:
-        """Let a local rank wait at an edge, before an op.
+        """Keep a local rank waiting at an edge, before an op.
 
         Args:
             edge: its number.

@@ -21,7 +21,7 @@ from allfold_core.survival.records import Stamp
 from allfold_core.wire.frames import FrameHeader
 
 if TYPE_CHECKING:
-    from allfold_agent.groups.group import Group
+    from allfold_agent.groups.group import NodeGroup
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class GroupEdges:
         p2p: the sends and receives, which have edges of their own.
     """
 
-    def __init__(self, group: Group, resources: NodeResources) -> None:
+    def __init__(self, group: NodeGroup, resources: NodeResources) -> None:
         plan, members = group.plan, group.members
         self._group = group
         self._members = members

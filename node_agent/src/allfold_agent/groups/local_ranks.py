@@ -9,7 +9,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from allfold_agent.execution.op import Arrival, Op, RankEndpoint
-from allfold_agent.groups.epoch import Epoch
+from allfold_agent.groups.epoch import GroupEpoch
 from allfold_agent.groups.outcomes import breakdown, refuse
 from allfold_core.errors import AllfoldError, InvalidArgument, LocalError, PeerLost
 from allfold_core.survival.reports import Call
@@ -17,15 +17,15 @@ from allfold_core.verdict import refused_by
 from allfold_core.wire.local_wire import MAX_OPEN_MESSAGES, MAX_OPEN_OPS, OpMessage, P2PMessage
 
 if TYPE_CHECKING:
-    from allfold_agent.groups.group import Group
+    from allfold_agent.groups.group import NodeGroup
 
 log = logging.getLogger(__name__)
 
 
-Admitted = Callable[[Epoch | None], None]
+Admitted = Callable[[GroupEpoch | None], None]
 """Told the first epoch that a rank is in; ``None`` where it never will be in one."""
 
-GoOn = Callable[[Epoch], None]
+GoOn = Callable[[GroupEpoch], None]
 """Lets a rank go on that waits at an edge, in this epoch."""
 
 
@@ -70,8 +70,8 @@ class LocalRanks:
         """Note that a rank is dead or has left. From any thread."""
         self._ended.add(session)
 
-    def leave_edge(self, epoch: Epoch, sessions: Iterable[str] | None = None) -> None:
-        """Let ranks go on that wait at an edge; all of them where none are named.
+    def leave_edge(self, epoch: GroupEpoch, sessions: Iterable[str] | None = None) -> None:
+        """Release ranks that wait at an edge; all of them where none are named.
 
         Args:
             epoch: in which they go on. By the time that they hear of it there may be a later one,
@@ -81,7 +81,7 @@ class LocalRanks:
             if (go_on := self._at_edge.pop(session, None)) is not None:
                 self._add_due(partial(go_on, epoch))
 
-    def settle_joins(self, epoch: Epoch, *, is_over: bool) -> list[str]:
+    def settle_joins(self, epoch: GroupEpoch, *, is_over: bool) -> list[str]:
         """Tell joining ranks that are in an epoch now, or never will be; return those that are.
 
         Args:
@@ -104,7 +104,7 @@ class CallIntake:
         submitted: by session, the last op whose message was taken in.
     """
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: NodeGroup) -> None:
         self._group = group
         self._name, self._node = group.name, group.node
         self._table = group.table
@@ -155,7 +155,7 @@ class CallIntake:
         """Return, by session, the op up to which all messages were taken in, or refused."""
         return {session: self._read(session) for session in self._answered}
 
-    def _view(self, ordinal: int) -> Epoch:
+    def _view(self, ordinal: int) -> GroupEpoch:
         epoch = self._group.epoch_table.by_ordinal.get(ordinal)
         if epoch is None:
             raise InvalidArgument(f"group '{self._name}' has no epoch {ordinal} on this node")
@@ -163,7 +163,7 @@ class CallIntake:
 
     def _checked(
         self,
-        epoch: Epoch,
+        epoch: GroupEpoch,
         session: str,
         connection: RankEndpoint,
         number: int,
@@ -194,7 +194,7 @@ class CallIntake:
             )
 
     def _arrive(
-        self, view: Epoch, session: str, arrival: Arrival, call: Call, *, posted: bool
+        self, view: GroupEpoch, session: str, arrival: Arrival, call: Call, *, posted: bool
     ) -> None:
         """Record a call; with the table's lock held.
 
@@ -255,7 +255,7 @@ class CallIntake:
         text = f"rank {arrival.rank} has called op {seq} of group '{self._name}' before"
         return InvalidArgument(text), view
 
-    def _record(self, view: Epoch, session: str, arrival: Arrival) -> Op:
+    def _record(self, view: GroupEpoch, session: str, arrival: Arrival) -> Op:
         seq = arrival.message.seq
         in_flight = self._table.in_flight
         op = in_flight.get(seq)

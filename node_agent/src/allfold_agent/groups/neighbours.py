@@ -21,7 +21,7 @@ from allfold_core.wire.peer_link import GroupMessage, LinkMessageType
 
 if TYPE_CHECKING:
     from allfold_agent.groups.epoch import NodeResources
-    from allfold_agent.groups.group import Group
+    from allfold_agent.groups.group import NodeGroup
 
 log = logging.getLogger(__name__)
 
@@ -39,16 +39,16 @@ class Neighbours(Protocol):
     def send(self, node: str, message: GroupMessage) -> None:
         """Send a node a message, which is lost if the link to it is down."""
 
-    def joined(self, group: Group, members: Collection[Member]) -> None:
+    def joined(self, group: NodeGroup, members: Collection[Member]) -> None:
         """The group has these nodes from now on."""
 
-    def left_out(self, group: Group, nodes: Collection[str]) -> None:
+    def left_out(self, group: NodeGroup, nodes: Collection[str]) -> None:
         """The group goes on without these nodes."""
 
-    def obstacles(self, group: Group) -> Obstacles:
+    def obstacles(self, group: NodeGroup) -> Obstacles:
         """Return the obstacles to a decision. In the reactor's thread."""
 
-    def group_over(self, group: Group) -> None:
+    def group_over(self, group: NodeGroup) -> None:
         """No rank is in the group any more."""
 
 
@@ -74,7 +74,7 @@ class NodeChanges:
         self._drop = drop
         self._on_edges: frozenset[Life] = frozenset()
 
-    def note(self, before: Term, now: Term, *, frozen: bool) -> list[Callable[[], None]]:
+    def actions_between(self, before: Term, now: Term, *, frozen: bool) -> list[Callable[[], None]]:
         """Return what is to be done where one term may have followed another.
 
         A node that left and came back has another life in the group, and other links and edges.
@@ -96,7 +96,7 @@ class NodeChanges:
         return due
 
 
-class LinkWatch:
+class SlowLinkWatch:
     """Looks at the links of one group from time to time.
 
     Args:
@@ -106,7 +106,7 @@ class LinkWatch:
         slow: a sentence on the slow links that the leader knows; ``""`` on other nodes.
     """
 
-    def __init__(self, group: Group, resources: NodeResources) -> None:
+    def __init__(self, group: NodeGroup, resources: NodeResources) -> None:
         self.slow = ""
         self._group = group
         self._opening = group.plan

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from allfold_agent.execution.op import Op
 from allfold_agent.execution.op_edges import OpReceiver
 from allfold_agent.execution.result_writer import ResultWriter
-from allfold_agent.groups.epoch import Epoch, NodeResources
+from allfold_agent.groups.epoch import GroupEpoch, NodeResources
 from allfold_agent.groups.events import Action
 from allfold_agent.groups.outcomes import breakdown, refuse
 from allfold_agent.groups.results import Fetches
@@ -24,12 +24,12 @@ from allfold_core.survival.records import Stamp
 from allfold_core.survival.reports import Doubt, Reason
 
 if TYPE_CHECKING:
-    from allfold_agent.groups.group import Group
+    from allfold_agent.groups.group import NodeGroup
 
 log = logging.getLogger(__name__)
 
 
-def _number(start: tuple[Op, Epoch]) -> int:
+def _number(start: tuple[Op, GroupEpoch]) -> int:
     return start[0].seq
 
 
@@ -41,7 +41,7 @@ class OpRuns:
     on every edge. Work that takes time is done without the lock.
     """
 
-    def __init__(self, group: Group, resources: NodeResources) -> None:
+    def __init__(self, group: NodeGroup, resources: NodeResources) -> None:
         self._group = group
         self._table = group.table
         self._outcomes = group.outcomes
@@ -49,12 +49,12 @@ class OpRuns:
         self._add_due = group.events.add_due
         self._writer = ResultWriter(resources.workers, self)
         self._fetches = Fetches(group, resources)
-        self._waiting: list[tuple[Op, Epoch]] = []
+        self._waiting: list[tuple[Op, GroupEpoch]] = []
 
     # What the agreement says; with the table's lock held
 
     def start(self, each: Start) -> None:
-        """Have an attempt begin, as soon as it may."""
+        """Begin an attempt at the end of the event, or as soon as it may after that."""
         op = self._table.in_flight[each.seq]
         epoch = self._enter(op, each.epoch.stamp)
         insort(self._waiting, (op, epoch), key=_number)  # not all ops are called in order here
@@ -82,7 +82,7 @@ class OpRuns:
         under_way = (each for each in self._table.in_flight.values() if each.running)
         return all(each.ended or each.seq > op.seq for each in under_way)
 
-    def _begin(self, op: Op, epoch: Epoch) -> None:
+    def _begin(self, op: Op, epoch: GroupEpoch) -> None:
         if others := op.calls.keys() - epoch.record.sessions:
             self._refuse_others(op, others, epoch)
         if not op.agrees():
@@ -102,7 +102,7 @@ class OpRuns:
             self._add_due(self._group.edges.resume_all)
             self._add_due(runner.start(op))
 
-    def refuse_calls(self, seq: int, sessions: Collection[str], current: Epoch) -> None:
+    def refuse_calls(self, seq: int, sessions: Collection[str], current: GroupEpoch) -> None:
         """Fail the calls of ranks that have left, of an op that nobody has begun.
 
         Args:
@@ -112,7 +112,7 @@ class OpRuns:
         if op is not None and not op.ended and not op.leaving:
             self._refuse_others(op, op.calls.keys() & sessions, current)
 
-    def _refuse_others(self, op: Op, sessions: Collection[str], epoch: Epoch) -> None:
+    def _refuse_others(self, op: Op, sessions: Collection[str], epoch: GroupEpoch) -> None:
         """Fail the calls of ranks that are not in the epoch of an op."""
         change = unpacked(epoch.record.change)
         for session in sessions:
@@ -157,7 +157,7 @@ class OpRuns:
             action()
 
     def _do_once_free(self, op: Op, action: Action) -> None:
-        """Have something done without the lock, as soon as no attempt uses the ranks' memory."""
+        """Do something without the lock, as soon as no attempt uses the ranks' memory."""
         if op.leaving:
             op.next_step = partial(self._add_due, action)
         else:
@@ -168,7 +168,7 @@ class OpRuns:
         free = partial(self._group.event, partial(self._free, op))
         self._group.epoch_table.of(op.stamp).runner.cancel(op, free, forward=forward)
 
-    def _enter(self, op: Op, stamp: Stamp) -> Epoch:
+    def _enter(self, op: Op, stamp: Stamp) -> GroupEpoch:
         """Move an op into the epoch of a stamp; return that."""
         epoch = self._group.epoch_table.take_in(self._group.agreement.machine.epochs[stamp])
         epoch.enter(op, self._group.epoch_table.by_ordinal)
@@ -258,7 +258,7 @@ class OpRuns:
                 self._group.rank_ended(session, f"could not be given the result of op {op.seq}")
 
     def cannot_run(self, seq: int, error: Exception, stamp: Stamp | None = None) -> None:
-        """Have an op judged of which this node cannot do its part, or only not in one attempt."""
+        """Ask for a verdict on an op, or one attempt, of which this node cannot do its part."""
         refusal = (
             error
             if isinstance(error, PeerRefused | PeerSentIncoherentTensor)
@@ -271,7 +271,7 @@ class OpRuns:
         self.doubt([Doubt(seq, Reason.MISMATCH)])
 
     def doubt(self, doubts: list[Doubt]) -> None:
-        """Have ops judged that cannot go on."""
+        """Ask for a verdict on ops that cannot go on."""
         if doubts and self._group.evicted is None:
             self._group.event(partial(self._group.agreement.doubt, doubts))
 

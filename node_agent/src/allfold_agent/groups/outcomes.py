@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from threading import Condition
 
 from allfold_agent.execution.op import Op, RankEndpoint
-from allfold_agent.groups.flight_recorder import OpRecord, State, record
+from allfold_agent.groups.flight_recorder import OpRecord, OpStage, record
 from allfold_agent.runtime.locks import make_lock, make_rlock
 from allfold_core.errors import AllfoldError, Evicted, ServiceError
 from allfold_core.survival.judge import NODE_LOST
@@ -79,7 +79,7 @@ class ErrorCounts:
         self._lock = make_lock("errors")
         self._counts: Counter[str] = Counter()
 
-    def note(self, code: str) -> None:
+    def count(self, code: str) -> None:
         """Count an op that has failed with an error of this code."""
         with self._lock:
             self._counts[code] += 1
@@ -110,13 +110,13 @@ class Tally:
         self._first: int | None = None
         self._called = 0
 
-    def note(self, record: OpRecord, lane: str) -> None:
+    def count(self, record: OpRecord, lane: str) -> None:
         """Count an op that is over."""
         if record.error:
-            self._errors.note(record.error)
+            self._errors.count(record.error)
             return
         called = record.fingerprint
-        if called is None or record.state is State.DROPPED:  # no rank here has a part in it
+        if called is None or record.state is OpStage.DROPPED:  # no rank here has a part in it
             return
         key = called.kind.label, record.strategy, called.dtype.label, lane
         seconds = self.seconds.get(key)
@@ -213,7 +213,7 @@ class Outcomes:
         in_flight.pop(op.seq, None)
         over = record(op)
         self.recent.append(over)
-        self.tally.note(over, LONG)
+        self.tally.count(over, LONG)
         if not in_flight:
             self.on_idle()
 
@@ -221,7 +221,7 @@ class Outcomes:
         """Record ops that ranks have done by themselves; with the table's lock held."""
         for each in records:
             self.recent.append(each)
-            self.tally.note(each, SHORT)
+            self.tally.count(each, SHORT)
 
 
 def refuse(

@@ -36,7 +36,7 @@ from allfold_core.survival.reports import is_replicated
 
 if TYPE_CHECKING:
     from allfold_agent.groups.epoch import NodeResources
-    from allfold_agent.groups.group import Group
+    from allfold_agent.groups.group import NodeGroup
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ _LEAST_PATIENCE = 5.0
 LEAST_BYTES = 256 << 20
 
 
-class Retention:
+class ResultShares:
     """The bound on what the groups of this node keep, in equal shares.
 
     No group waits for the memory of another one: two groups whose ops are called in different
@@ -88,8 +88,8 @@ class Retention:
             self._groups -= 1
             self._divide()
 
-    def note(self, nbytes: int) -> None:
-        """There is a result of so many bytes."""
+    def make_room(self, nbytes: int) -> None:
+        """Raise the bound where it is too low for results of so many bytes."""
         if self._given is None and 2 * nbytes > self._limit:
             with self._lock:
                 self._limit = max(self._limit, 2 * nbytes)
@@ -113,7 +113,7 @@ class Results:
     Only for kinds whose result is the same on all nodes: other nodes cannot use any other result.
     """
 
-    def __init__(self, table: OpTable, retention: Retention) -> None:
+    def __init__(self, table: OpTable, retention: ResultShares) -> None:
         self._table = table
         self._retention = retention
         self._kept: dict[int, Result] = {}
@@ -138,7 +138,7 @@ class Results:
             return
         assert op.compiled is not None
         nbytes = op.compiled.layout.held * op.compiled.arithmetic.kept_itemsize
-        self._retention.note(nbytes)
+        self._retention.make_room(nbytes)
         self._kept[op.seq] = Result(op.stamp, buffer.hold(), nbytes)
         self._nbytes += nbytes
 
@@ -312,7 +312,7 @@ class Fetches:
         group: takes what has come.
     """
 
-    def __init__(self, group: Group, resources: NodeResources) -> None:
+    def __init__(self, group: NodeGroup, resources: NodeResources) -> None:
         self._group = group
         self._plan = group.plan
         self._members = group.members

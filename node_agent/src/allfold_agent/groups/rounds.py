@@ -68,8 +68,8 @@ class ClosingSignals:
         for seq, stamp in self._machine.unclosed():
             self._send(node, LinkMessageType.HELD, codec.pack_held(seq, stamp))
 
-    def note(self, node: str, seq: int, stamp: Stamp) -> None:
-        """Note that another node holds its part of an op's result, in the epoch of a stamp."""
+    def take_signal(self, node: str, seq: int, stamp: Stamp) -> None:
+        """Count that another node holds its part of an op's result, in the epoch of a stamp."""
         self.heard[seq, stamp].add(node)
         self._close_if_complete(seq, stamp)
 

@@ -16,26 +16,26 @@ from typing import TYPE_CHECKING
 from allfold_agent.edges.connection import EdgeCounters
 from allfold_agent.edges.lane_link import LaneDoor
 from allfold_agent.edges.opening import EdgeRequest
-from allfold_agent.groups.epoch import Epoch, NodeResources
+from allfold_agent.groups.epoch import GroupEpoch, NodeResources
 from allfold_agent.groups.lane.exchange import LaneExchange
 from allfold_agent.groups.lane.links import LaneLinks
-from allfold_agent.groups.lane.page import LanePage
+from allfold_agent.groups.lane.page import AgentPage
 from allfold_agent.groups.lane.records import LaneRecords
-from allfold_agent.groups.lane.short_lane import ShortLane
+from allfold_agent.groups.lane.short_lane import NodeLane
 from allfold_agent.runtime import machine
 from allfold_core.errors import ServiceError
 from allfold_core.short_lane.choice import MOST_NODES
 from allfold_core.wire.frames import FrameHeader
 
 if TYPE_CHECKING:
-    from allfold_agent.groups.group import Group
+    from allfold_agent.groups.group import NodeGroup
 
 
 log = logging.getLogger(__name__)
 
 
 def _nothing() -> None:
-    """Have the group look again at what waits."""
+    """Do nothing: at the end of any event the group looks again at what waits."""
 
 
 class LaneKeeper:
@@ -47,7 +47,7 @@ class LaneKeeper:
             watched.
     """
 
-    def __init__(self, group: Group, resources: NodeResources) -> None:
+    def __init__(self, group: NodeGroup, resources: NodeResources) -> None:
         self.records = LaneRecords(group)
         self.on_taken_over: Callable[[], None] = lambda: None
         self._group = group
@@ -57,17 +57,17 @@ class LaneKeeper:
         self._is_closing = False
         self._is_taking_over = False
         # The lane that was open last in an earlier epoch: there may be posts to be taken over.
-        self._previous: ShortLane | None = None
+        self._previous: NodeLane | None = None
         self._end = 0  # of the ops that ranks have done
 
-    def entered(self, epoch: Epoch) -> None:
+    def entered(self, epoch: GroupEpoch) -> None:
         """Make the lane of a new epoch, whose ranks need a page of their own."""
         before, self.lane = self.lane, None
         nodes, thread = epoch.record.nodes, self._resources.lane_thread
         if self._obstacle or self._group.node not in nodes:
             pass
         elif len(nodes) == 1:
-            self.lane = self._same(before, epoch) or ShortLane(epoch, self._group.node)
+            self.lane = self._same(before, epoch) or NodeLane(epoch, self._group.node)
         elif len(nodes) <= MOST_NODES and thread is not None:
             self._enter_across(before, epoch)
         for session, seq in self._group.calls.read().items():
@@ -75,25 +75,25 @@ class LaneKeeper:
         if before is not None and before is not self.lane and before.was_opened:
             self._previous = before
 
-    def _same(self, before: ShortLane | None, epoch: Epoch) -> ShortLane | None:
+    def _same(self, before: NodeLane | None, epoch: GroupEpoch) -> NodeLane | None:
         """Return the lane of before, if its ranks are those of the epoch, in the same order."""
         if before is None or before.ordinal != epoch.ordinal:
             return None
         return before if before.node_order == epoch.record.layout else None
 
-    def _enter_across(self, before: ShortLane | None, epoch: Epoch) -> None:
+    def _enter_across(self, before: NodeLane | None, epoch: GroupEpoch) -> None:
         lane = self._same(before, epoch)
         if lane is not None:
             lane.exchange = self._exchange(epoch, lane.page)
         elif before is None or before.ordinal != epoch.ordinal:
-            lane = ShortLane(epoch, self._group.node, self._exchange)
+            lane = NodeLane(epoch, self._group.node, self._exchange)
         self.lane = lane  # None where the ranks have a page for another order of the nodes
         self._have_links().want(self._others(epoch))
 
-    def _others(self, epoch: Epoch) -> list[str]:
+    def _others(self, epoch: GroupEpoch) -> list[str]:
         return sorted(epoch.record.nodes - {self._group.node})
 
-    def _exchange(self, epoch: Epoch, page: LanePage) -> LaneExchange:
+    def _exchange(self, epoch: GroupEpoch, page: AgentPage) -> LaneExchange:
         thread = self._resources.lane_thread
         assert thread is not None
         return LaneExchange(
@@ -141,12 +141,12 @@ class LaneKeeper:
         return self._have_links().serve(request)
 
     @property
-    def lane(self) -> ShortLane | None:
+    def lane(self) -> NodeLane | None:
         """The lane of the current epoch; ``None`` if its ranks cannot have one."""
         return self.records.lane
 
     @lane.setter
-    def lane(self, lane: ShortLane | None) -> None:
+    def lane(self, lane: NodeLane | None) -> None:
         self.records.lane = lane
 
     def describe(self) -> str:
@@ -170,7 +170,7 @@ class LaneKeeper:
         links = self._links
         return [] if links is None else links.sending()
 
-    def lane_of(self, ordinal: int) -> ShortLane | None:
+    def lane_of(self, ordinal: int) -> NodeLane | None:
         """Return the lane of an epoch, if that is the current one. From any thread."""
         lane = self.lane
         return lane if lane is not None and lane.ordinal == ordinal else None
@@ -192,7 +192,7 @@ class LaneKeeper:
         else:
             self._have_links().want(self._others(self._group.current))
 
-    def _is_ready(self, lane: ShortLane) -> bool:
+    def _is_ready(self, lane: NodeLane) -> bool:
         """Return True if nothing concerns others than the ranks, and all ranks know the epoch."""
         group, epoch = self._group, self._group.current
         machine, views = group.agreement.machine, group.epoch_table
@@ -207,7 +207,7 @@ class LaneKeeper:
             or any(views.view_of(session) < lane.ordinal for session in lane.sessions)
         )
 
-    def _next_op(self, lane: ShortLane) -> int:
+    def _next_op(self, lane: NodeLane) -> int:
         """Return the first op that no rank of this node has called."""
         machine, record = self._group.agreement.machine, self._group.current.record
         called = (machine.called.get(session, -1) + 1 for session in lane.sessions)
@@ -224,11 +224,11 @@ class LaneKeeper:
             log.debug("group '%s': the short lane is open from op %d on", self._group.name, first)
             self._open(lane, first)
 
-    def _open(self, lane: ShortLane, first: int) -> None:
+    def _open(self, lane: NodeLane, first: int) -> None:
         self._previous = None  # all ranks know the epoch, so all that they had sent before was read
         lane.open(first)
 
-    def handed(self, lane: ShortLane) -> None:
+    def handed(self, lane: NodeLane) -> None:
         """Note that a rank was sent the page of a lane; the last may open it. From any thread."""
         self._group.event(lambda: self.consider_opening() if lane is self.lane else None)
 
@@ -245,7 +245,7 @@ class LaneKeeper:
     # Closed
 
     def withdraw(self, reason: str) -> None:
-        """Have the nodes close the lane, in which this one cannot go on."""
+        """Ask the nodes to close the lane, in which this one cannot go on."""
         log.debug("group '%s': %s", self._group.name, reason)
         self._group.agreement.wish_for_lane(wished=False)
 
@@ -269,8 +269,8 @@ class LaneKeeper:
         finally:
             self._is_closing = False
 
-    def _hold_results(self, lane: ShortLane) -> None:
-        """Let the agreement know of results that other nodes may not have."""
+    def _hold_results(self, lane: NodeLane) -> None:
+        """Give the agreement results that other nodes may not have."""
         if lane.exchange is None:
             return
         group, epoch = self._group, self._group.current
@@ -283,13 +283,13 @@ class LaneKeeper:
             group.results.keep_copy(seq, epoch.stamp, buffer, held.nbytes)
 
     def pass_completed(self) -> None:
-        """Let the agreement know what the ranks have done."""
+        """Tell the agreement what the ranks have done."""
         if self.lane is not None:
             self._note_completed(self.lane)
         if self._end:
             self._group.agreement.passed_by_ranks(self._end - 1)
 
-    def _note_completed(self, lane: ShortLane) -> None:
+    def _note_completed(self, lane: NodeLane) -> None:
         end = lane.end_of_complete()
         if lane.exchange is not None:  # it may be opened in advance of what the ranks have called
             read, posted = self._group.calls.submitted, lane.last_posted()
@@ -298,7 +298,7 @@ class LaneKeeper:
             end = min([end, min(called) + 1, *lane.incomplete()])
         self._end = max(self._end, end)
 
-    def _take_over(self, lane: ShortLane) -> None:
+    def _take_over(self, lane: NodeLane) -> None:
         calls = lane.take_over()
         if not calls:
             return
@@ -323,12 +323,12 @@ class LaneKeeper:
         across = lane if lane is not None and lane.exchange is not None else None
         return not any(self._has_unfinished_before(seq, each) for each in (self._previous, across))
 
-    def _has_unfinished_before(self, seq: int, lane: ShortLane | None) -> bool:
+    def _has_unfinished_before(self, seq: int, lane: NodeLane | None) -> bool:
         dead = self._group.agreement.machine.dead
         return lane is not None and lane.has_unfinished_before(seq, dead)
 
     def _op_published(self) -> None:
-        """Let ops begin that waited until the ranks had a result.
+        """Begin ops that waited until the ranks had a result.
 
         In the lane's thread, which ops must not keep: an event of the reactor's begins them.
         """
@@ -367,7 +367,7 @@ class LaneKeeper:
                 self._take_over(lane)
 
     def messages_read(self, session: str, seq: int) -> None:
-        """Let a rank post ops after ``seq``, as all its messages up to that were read."""
+        """Allow a rank to post ops after ``seq``, as all its messages up to that were read."""
         if self.lane is not None:
             self.lane.note_read(session, seq)
 
@@ -381,7 +381,7 @@ class LaneKeeper:
         if lane is not None and lane.is_stuck(seq, self._group.calls.submitted):
             self._close_or_withdraw(lane, f"op {seq} cannot be done in the short lane")
 
-    def _close_or_withdraw(self, lane: ShortLane, reason: str) -> None:
+    def _close_or_withdraw(self, lane: NodeLane, reason: str) -> None:
         if lane.exchange is None:
             self.close()
         else:
