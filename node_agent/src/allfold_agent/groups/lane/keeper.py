@@ -9,68 +9,33 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from allfold_agent.edges.connection import EdgeCounters
 from allfold_agent.edges.lane_link import LaneDoor
-from allfold_agent.edges.members import Members
 from allfold_agent.edges.opening import EdgeRequest
-from allfold_agent.execution.op import RankEndpoint
-from allfold_agent.groups.agreement import Agreement
-from allfold_agent.groups.epoch import Epoch, EpochTable, NodeResources
-from allfold_agent.groups.lane_exchange import LaneExchange
-from allfold_agent.groups.lane_links import LaneLinks
-from allfold_agent.groups.lane_page import LanePage
-from allfold_agent.groups.lane_records import LaneRecords
-from allfold_agent.groups.op_table import OpTable
-from allfold_agent.groups.outcomes import Outcomes
-from allfold_agent.groups.results import Results
-from allfold_agent.groups.short_lane import ShortLane
+from allfold_agent.groups.epoch import GroupEpoch, NodeResources
+from allfold_agent.groups.lane.exchange import LaneExchange
+from allfold_agent.groups.lane.links import LaneLinks
+from allfold_agent.groups.lane.page import AgentPage
+from allfold_agent.groups.lane.records import LaneRecords
+from allfold_agent.groups.lane.short_lane import NodeLane
 from allfold_agent.runtime import machine
-from allfold_core.errors import PeerLost, ServiceError
-from allfold_core.plan import Plan
+from allfold_core.errors import ServiceError
 from allfold_core.short_lane.choice import MOST_NODES
 from allfold_core.wire.frames import FrameHeader
-from allfold_core.wire.local_wire import OpMessage
+
+if TYPE_CHECKING:
+    from allfold_agent.groups.group import NodeGroup
+
 
 log = logging.getLogger(__name__)
 
 
-class LaneGroup(Protocol):
-    """The group, as the keeper of its lane sees it."""
-
-    name: str
-    node: str
-    table: OpTable
-    outcomes: Outcomes
-    agreement: Agreement
-    epoch_table: EpochTable
-    current: Epoch
-    evicted: PeerLost | None
-    results: Results
-    event: Callable[[Callable[[], None]], None]
-
-    @property
-    def submitted(self) -> Mapping[str, int]:
-        """By session, the last op whose message was taken in."""
-
-    @property
-    def read(self) -> Mapping[str, int]:
-        """By session, the op up to which all messages were taken in, or refused."""
-
-    def submit(
-        self,
-        session: str,
-        connection: RankEndpoint,
-        number: int,
-        message: OpMessage,
-        called: float | None = None,
-        *,
-        posted: bool = False,
-    ) -> None:
-        """Take in a local rank's call."""
+def _nothing() -> None:
+    """Do nothing: at the end of any event the group looks again at what waits."""
 
 
 class LaneKeeper:
@@ -80,62 +45,55 @@ class LaneKeeper:
         records: what is to be seen of the lane of the current epoch.
         on_taken_over: told when calls go on as if they were messages; their deadlines are to be
             watched.
-        on_advance: told when :meth:`may_begin` may have changed.
     """
 
-    def __init__(
-        self, group: LaneGroup, plan: Plan, members: Members, resources: NodeResources
-    ) -> None:
+    def __init__(self, group: NodeGroup, resources: NodeResources) -> None:
         self.records = LaneRecords(group)
         self.on_taken_over: Callable[[], None] = lambda: None
-        self.on_advance: Callable[[], None] = lambda: None
         self._group = group
-        self._plan = plan
-        self._members = members
         self._resources = resources
         self._obstacle = machine.why_unordered() if resources.short_lane else "it is switched off"
         self._links: LaneLinks | None = None
         self._is_closing = False
         self._is_taking_over = False
-        self._holds_back = False  # an op that may go on once the ranks have done those before it
         # The lane that was open last in an earlier epoch: there may be posts to be taken over.
-        self._previous: ShortLane | None = None
+        self._previous: NodeLane | None = None
         self._end = 0  # of the ops that ranks have done
 
-    def entered(self, epoch: Epoch) -> None:
+    def entered(self, epoch: GroupEpoch) -> None:
         """Make the lane of a new epoch, whose ranks need a page of their own."""
         before, self.lane = self.lane, None
         nodes, thread = epoch.record.nodes, self._resources.lane_thread
         if self._obstacle or self._group.node not in nodes:
             pass
         elif len(nodes) == 1:
-            self.lane = self._same(before, epoch) or ShortLane(epoch, self._group.node)
+            self.lane = self._same(before, epoch) or NodeLane(epoch, self._group.node)
         elif len(nodes) <= MOST_NODES and thread is not None:
             self._enter_across(before, epoch)
-        for session, seq in self._group.read.items():
+        for session, seq in self._group.calls.read().items():
             self.messages_read(session, seq)
         if before is not None and before is not self.lane and before.was_opened:
             self._previous = before
 
-    def _same(self, before: ShortLane | None, epoch: Epoch) -> ShortLane | None:
+    def _same(self, before: NodeLane | None, epoch: GroupEpoch) -> NodeLane | None:
         """Return the lane of before, if its ranks are those of the epoch, in the same order."""
         if before is None or before.ordinal != epoch.ordinal:
             return None
         return before if before.node_order == epoch.record.layout else None
 
-    def _enter_across(self, before: ShortLane | None, epoch: Epoch) -> None:
+    def _enter_across(self, before: NodeLane | None, epoch: GroupEpoch) -> None:
         lane = self._same(before, epoch)
         if lane is not None:
             lane.exchange = self._exchange(epoch, lane.page)
         elif before is None or before.ordinal != epoch.ordinal:
-            lane = ShortLane(epoch, self._group.node, self._exchange)
+            lane = NodeLane(epoch, self._group.node, self._exchange)
         self.lane = lane  # None where the ranks have a page for another order of the nodes
         self._have_links().want(self._others(epoch))
 
-    def _others(self, epoch: Epoch) -> list[str]:
+    def _others(self, epoch: GroupEpoch) -> list[str]:
         return sorted(epoch.record.nodes - {self._group.node})
 
-    def _exchange(self, epoch: Epoch, page: LanePage) -> LaneExchange:
+    def _exchange(self, epoch: GroupEpoch, page: AgentPage) -> LaneExchange:
         thread = self._resources.lane_thread
         assert thread is not None
         return LaneExchange(
@@ -154,10 +112,10 @@ class LaneKeeper:
         assert thread is not None
         if self._links is None:
             self._links = LaneLinks(
-                self._plan.group,
-                self._plan.epoch,
+                self._group.name,
+                self._group.opening,
                 self._group.node,
-                self._members,
+                self._group.members,
                 self._resources.dial,
                 thread,
                 self._take_frame,
@@ -183,12 +141,12 @@ class LaneKeeper:
         return self._have_links().serve(request)
 
     @property
-    def lane(self) -> ShortLane | None:
+    def lane(self) -> NodeLane | None:
         """The lane of the current epoch; ``None`` if its ranks cannot have one."""
         return self.records.lane
 
     @lane.setter
-    def lane(self, lane: ShortLane | None) -> None:
+    def lane(self, lane: NodeLane | None) -> None:
         self.records.lane = lane
 
     def describe(self) -> str:
@@ -212,7 +170,7 @@ class LaneKeeper:
         links = self._links
         return [] if links is None else links.sending()
 
-    def lane_of(self, ordinal: int) -> ShortLane | None:
+    def lane_of(self, ordinal: int) -> NodeLane | None:
         """Return the lane of an epoch, if that is the current one. From any thread."""
         lane = self.lane
         return lane if lane is not None and lane.ordinal == ordinal else None
@@ -234,7 +192,7 @@ class LaneKeeper:
         else:
             self._have_links().want(self._others(self._group.current))
 
-    def _is_ready(self, lane: ShortLane) -> bool:
+    def _is_ready(self, lane: NodeLane) -> bool:
         """Return True if nothing concerns others than the ranks, and all ranks know the epoch."""
         group, epoch = self._group, self._group.current
         machine, views = group.agreement.machine, group.epoch_table
@@ -249,7 +207,7 @@ class LaneKeeper:
             or any(views.view_of(session) < lane.ordinal for session in lane.sessions)
         )
 
-    def _next_op(self, lane: ShortLane) -> int:
+    def _next_op(self, lane: NodeLane) -> int:
         """Return the first op that no rank of this node has called."""
         machine, record = self._group.agreement.machine, self._group.current.record
         called = (machine.called.get(session, -1) + 1 for session in lane.sessions)
@@ -266,14 +224,13 @@ class LaneKeeper:
             log.debug("group '%s': the short lane is open from op %d on", self._group.name, first)
             self._open(lane, first)
 
-    def _open(self, lane: ShortLane, first: int) -> None:
+    def _open(self, lane: NodeLane, first: int) -> None:
         self._previous = None  # all ranks know the epoch, so all that they had sent before was read
         lane.open(first)
 
-    def handed(self, lane: ShortLane) -> None:
-        """Note that a rank was sent the page of a lane; the last one may open it."""
-        if lane is self.lane:
-            self.consider_opening()
+    def handed(self, lane: NodeLane) -> None:
+        """Note that a rank was sent the page of a lane; the last may open it. From any thread."""
+        self._group.event(lambda: self.consider_opening() if lane is self.lane else None)
 
     def _links_changed(self) -> None:
         """Open or close the lane after a connection to another node was made, or has ended."""
@@ -288,7 +245,7 @@ class LaneKeeper:
     # Closed
 
     def withdraw(self, reason: str) -> None:
-        """Have the nodes close the lane, in which this one cannot go on."""
+        """Ask the nodes to close the lane, in which this one cannot go on."""
         log.debug("group '%s': %s", self._group.name, reason)
         self._group.agreement.wish_for_lane(wished=False)
 
@@ -311,10 +268,9 @@ class LaneKeeper:
             lane.tell_closed()
         finally:
             self._is_closing = False
-        self.on_advance()
 
-    def _hold_results(self, lane: ShortLane) -> None:
-        """Let the agreement know of results that other nodes may not have."""
+    def _hold_results(self, lane: NodeLane) -> None:
+        """Give the agreement results that other nodes may not have."""
         if lane.exchange is None:
             return
         group, epoch = self._group, self._group.current
@@ -327,22 +283,22 @@ class LaneKeeper:
             group.results.keep_copy(seq, epoch.stamp, buffer, held.nbytes)
 
     def pass_completed(self) -> None:
-        """Let the agreement know what the ranks have done."""
+        """Tell the agreement what the ranks have done."""
         if self.lane is not None:
             self._note_completed(self.lane)
         if self._end:
             self._group.agreement.passed_by_ranks(self._end - 1)
 
-    def _note_completed(self, lane: ShortLane) -> None:
+    def _note_completed(self, lane: NodeLane) -> None:
         end = lane.end_of_complete()
         if lane.exchange is not None:  # it may be opened in advance of what the ranks have called
-            read, posted = self._group.submitted, lane.last_posted()
+            read, posted = self._group.calls.submitted, lane.last_posted()
             called = (max(read.get(each, -1), posted.get(each, -1)) for each in lane.sessions)
             # And what was posted as the lane was closed may not have been taken over yet.
             end = min([end, min(called) + 1, *lane.incomplete()])
         self._end = max(self._end, end)
 
-    def _take_over(self, lane: ShortLane) -> None:
+    def _take_over(self, lane: NodeLane) -> None:
         calls = lane.take_over()
         if not calls:
             return
@@ -350,7 +306,7 @@ class LaneKeeper:
         before, self._is_taking_over = self._is_taking_over, True
         try:
             for each in calls:
-                self._group.submit(
+                self._group.calls.submit(
                     each.session, each.endpoint, each.number, each.message, each.called, posted=True
                 )
         finally:
@@ -363,26 +319,21 @@ class LaneKeeper:
         If the lane is closed before that op is complete, it goes by the edges between the nodes,
         and on those the ops have to be in the same order on every node.
         """
-        if self._is_closing or self._is_taking_over:
-            return False
         lane = self.lane
         across = lane if lane is not None and lane.exchange is not None else None
-        if not any(self._has_unfinished_before(seq, each) for each in (self._previous, across)):
-            return True
-        self._holds_back = True
-        return False
+        return not any(self._has_unfinished_before(seq, each) for each in (self._previous, across))
 
-    def _has_unfinished_before(self, seq: int, lane: ShortLane | None) -> bool:
+    def _has_unfinished_before(self, seq: int, lane: NodeLane | None) -> bool:
         dead = self._group.agreement.machine.dead
         return lane is not None and lane.has_unfinished_before(seq, dead)
 
     def _op_published(self) -> None:
-        """Begin ops that were held back until the ranks had a result.
+        """Begin ops that waited until the ranks had a result.
 
-        In the lane's thread, without the lock."""
-        if self._holds_back:
-            self._holds_back = False
-            self._resources.reactor.later(0.0, lambda: self._group.event(self.on_advance))
+        In the lane's thread, which ops must not keep: an event of the reactor's begins them.
+        """
+        if self._group.runs.is_waiting:
+            self._resources.reactor.later(0.0, lambda: self._group.event(_nothing))
 
     def end(self) -> None:
         """Close the lane for good, as the group is over on this node."""
@@ -414,21 +365,23 @@ class LaneKeeper:
                 continue
             if self._has_unfinished_before(min(seq + 1, lane.page.first), lane):
                 self._take_over(lane)
-                self.on_advance()
 
     def messages_read(self, session: str, seq: int) -> None:
-        """Let a rank post ops after ``seq``, as all its messages up to that were read."""
+        """Allow a rank to post ops after ``seq``, as all its messages up to that were read."""
         if self.lane is not None:
             self.lane.note_read(session, seq)
 
     def look(self, seq: int) -> None:
-        """Close the lane if the ranks cannot finish an op that one of them waits for."""
+        """Close the lane if the ranks cannot finish an op that one awaits. From any thread."""
+        self._group.event(partial(self._look, seq))
+
+    def _look(self, seq: int) -> None:
         self._take_over_late(seq)
         lane = self.lane
-        if lane is not None and lane.is_stuck(seq, self._group.submitted):
+        if lane is not None and lane.is_stuck(seq, self._group.calls.submitted):
             self._close_or_withdraw(lane, f"op {seq} cannot be done in the short lane")
 
-    def _close_or_withdraw(self, lane: ShortLane, reason: str) -> None:
+    def _close_or_withdraw(self, lane: NodeLane, reason: str) -> None:
         if lane.exchange is None:
             self.close()
         else:

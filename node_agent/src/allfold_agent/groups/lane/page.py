@@ -60,7 +60,7 @@ class NextPost(NamedTuple):
     is_mixed: bool
 
 
-class LanePage:
+class AgentPage:
     """A file in memory that nobody can cut or extend.
 
     Attributes:
@@ -92,7 +92,7 @@ class LanePage:
         return self._words[FIRST]
 
     def open(self, first: int) -> None:
-        """Let the ranks do the ops from this one on."""
+        """Give the ranks the ops from this one on."""
         self._words[FIRST] = first
 
     def close(self) -> None:
@@ -104,7 +104,7 @@ class LanePage:
         machine.make_all_stores_visible()
 
     def hold(self, since: int, end: int) -> None:
-        """Let the ranks finish the ops of a range, and wake those that wait."""
+        """Leave the ops of a range to the ranks to finish, and wake those that wait."""
         self._words[SINCE] = since  # first: who sees the new end sees this one too
         self._words[HELD] = end
         for rank in range(self.layout.ranks):

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from allfold_agent.execution.op import RankEndpoint
-from allfold_agent.groups.epoch import LOCAL, Epoch
-from allfold_agent.groups.lane_exchange import LaneExchange
-from allfold_agent.groups.lane_page import LanePage, Post, end_of_complete
+from allfold_agent.groups.epoch import LOCAL, GroupEpoch
+from allfold_agent.groups.lane.exchange import LaneExchange
+from allfold_agent.groups.lane.page import AgentPage, Post, end_of_complete
 from allfold_agent.runtime.buffers import MappedMemory
 from allfold_core.errors import InvalidArgument
 from allfold_core.short_lane.choice import LANE_STRATEGY, LaneRules
@@ -33,13 +33,13 @@ _PAGE = 0  # the segment of a call that was posted
 _FIRST_PAUSE = 8
 _LONGEST_PAUSE = 4096
 
-MakeExchange = Callable[[Epoch, LanePage], LaneExchange]
+MakeExchange = Callable[[GroupEpoch, AgentPage], LaneExchange]
 
 
 class PostingRank:
     """A rank whose calls lie in the page; takes the part of its connection for these."""
 
-    def __init__(self, page: LanePage, connection: RankEndpoint) -> None:
+    def __init__(self, page: AgentPage, connection: RankEndpoint) -> None:
         self._page = page
         self.connection = connection
 
@@ -77,7 +77,7 @@ class PostedCall:
     called: float
 
 
-class ShortLane:
+class NodeLane:
     """The page of one epoch. With the lock of the group's ops held.
 
     Args:
@@ -94,7 +94,7 @@ class ShortLane:
         was_opened: True once ranks may have posted.
     """
 
-    def __init__(self, epoch: Epoch, node: str, exchange: MakeExchange | None = None) -> None:
+    def __init__(self, epoch: GroupEpoch, node: str, exchange: MakeExchange | None = None) -> None:
         plan = epoch.plan
         self.node_order = epoch.record.layout
         self.ordinal = epoch.ordinal
@@ -104,7 +104,7 @@ class ShortLane:
         self._placement = [list(member.ranks) for member in plan.members]
         self._node = next(i for i, member in enumerate(plan.members) if member.node == node)
         self.ranks = tuple(self._placement[self._node])
-        self.page = LanePage(PageLayout(len(sessions)))
+        self.page = AgentPage(PageLayout(len(sessions)))
         self.exchange = exchange(epoch, self.page) if exchange else None
         self._rules = LaneRules.of(plan)
         self.obstacle = ""
@@ -161,7 +161,7 @@ class ShortLane:
         return all(map(self.page.has_finished, range(len(self.sessions))))
 
     def open(self, first: int) -> None:
-        """Let the ranks do the ops from this one on."""
+        """Give the ranks the ops from this one on."""
         self.was_opened = True
         self._has_misfit = False
         self._opened_at = self._held = first
@@ -210,7 +210,7 @@ class ShortLane:
         self.page.hold(self._opened_at, self._held)
 
     def tell_closed(self) -> None:
-        """Have the ranks look at the page that wait for the agent's word."""
+        """Wake the ranks that wait for the agent's word, so that they look at the page."""
         for rank, number in self._ranks.values():
             rank.send(pack_taken(number))
 

@@ -65,7 +65,7 @@ class LaneLinks:
         return None if life is None else self._links.get(life)
 
     def want(self, nodes: Collection[str]) -> None:
-        """Have links to these nodes. From any thread."""
+        """Make links to these nodes, and end the others. From any thread."""
         self._thread.call(partial(self._want, nodes))
 
     def _want(self, nodes: Collection[str]) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from allfold_agent.arithmetic.kernels import Arithmetic
 from allfold_agent.compilation.op_spec import OpSpec, sizes
-from allfold_agent.groups.lane_page import LanePage
+from allfold_agent.groups.lane.page import AgentPage
 from allfold_core.operations import Kind
 from allfold_core.plan import Plan
 from allfold_core.schedules.parts import layout
@@ -24,7 +24,7 @@ class LaneProgram:
         me: the index of this node.
     """
 
-    def __init__(self, spec: OpSpec, plan: Plan, page: LanePage, me: int) -> None:
+    def __init__(self, spec: OpSpec, plan: Plan, page: AgentPage, me: int) -> None:
         fingerprint = spec.fingerprint
         self.spec = spec
         self._kind = fingerprint.kind

@@ -1,37 +1,88 @@
-"""This node as the leader of a group's term: it runs the rounds, and repeats what links lost."""
+"""This node's part in what all must know: rounds that it leads, and closing signals."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from allfold_core.diagnosis.hindrances import Hindrances
 from allfold_core.survival import codec
+from allfold_core.survival.agent_machine import AgentMachine
+from allfold_core.survival.instructions import Instructions
 from allfold_core.survival.judge import judge_calls
 from allfold_core.survival.leader_machine import Freeze, LeaderMachine
 from allfold_core.survival.policy import GroupPolicy
-from allfold_core.survival.records import Epoch, Term
+from allfold_core.survival.records import Epoch, Stamp, Term
 from allfold_core.survival.reports import Doubt, Install, Report, Wishes
 from allfold_core.topology import Layout
 from allfold_core.wire.peer_link import LinkMessageType
+
+if TYPE_CHECKING:
+    from allfold_agent.groups.agreement import Agreement
 
 # The orchestrator tells all nodes of a term at once; one that has not reported by then may have
 # no way to it.
 _TEACH_SECONDS = 0.5
 
 
-class Voter(Protocol):
-    """This node's own part in the rounds that it leads."""
+class ClosingSignals:
+    """Sends this node's signals, and counts those of the others. With the group's lock held.
 
-    def asked_to_freeze(self, term: int, number: int, doubts: tuple[Doubt, ...]) -> None:
-        """Answer the leader's request for a report (FREEZE)."""
+    Args:
+        machine: of this node; told when the signals of all others are in.
+        send: sends another node a message; it may be lost with the link, see :meth:`repeat`.
+        follow: does what the machine says.
 
-    def install(self, install: Install) -> None:
-        """Carry out the leader's decision (INSTALL)."""
+    Attributes:
+        heard: by op and the stamp of its attempt, the nodes that hold their part.
+    """
 
-    def teach(self, node: str) -> None:
-        """Send a node the term (TERM), which it may not know."""
+    def __init__(
+        self,
+        machine: AgentMachine,
+        send: Callable[[str, LinkMessageType, dict[str, Any]], None],
+        follow: Callable[[Instructions], None],
+    ) -> None:
+        self.heard: defaultdict[tuple[int, Stamp], set[str]] = defaultdict(set)
+        self._machine = machine
+        self._send = send
+        self._follow = follow
+
+    def announce(self, seq: int) -> None:
+        """Tell the other nodes of an op's epoch that this one holds its part of the result."""
+        machine = self._machine
+        entry = machine.ops.get(seq)
+        if entry is None:
+            return  # the decision that let it be handed out has ended it on all nodes
+        stamp = entry.stamp
+        assert stamp is not None  # it has run
+        for node in machine.epochs[stamp].nodes:
+            if node != machine.node:
+                self._send(node, LinkMessageType.HELD, codec.pack_held(seq, stamp))
+        self._close_if_complete(seq, stamp)
+
+    def repeat(self, node: str) -> None:
+        """Send a node again what it may have missed, as the link to it was down."""
+        for seq, stamp in self._machine.unclosed():
+            self._send(node, LinkMessageType.HELD, codec.pack_held(seq, stamp))
+
+    def take_signal(self, node: str, seq: int, stamp: Stamp) -> None:
+        """Count that another node holds its part of an op's result, in the epoch of a stamp."""
+        self.heard[seq, stamp].add(node)
+        self._close_if_complete(seq, stamp)
+
+    def forget(self, floor: int) -> None:
+        """Forget all ops up to ``floor``, which are final on all nodes."""
+        for key in [each for each in self.heard if each[0] <= floor]:
+            del self.heard[key]
+
+    def _close_if_complete(self, seq: int, stamp: Stamp) -> None:
+        machine = self._machine
+        epoch = machine.epochs.get(stamp)
+        if epoch is not None and epoch.nodes - {machine.node} <= self.heard[seq, stamp]:
+            self._follow(machine.closed(seq, stamp))
 
 
 class RoundLeader:
@@ -56,7 +107,7 @@ class RoundLeader:
         epoch: Epoch,
         send: Callable[[str, LinkMessageType, dict[str, Any]], None],
         later: Callable[[float, Callable[[], None]], None],
-        voter: Voter,
+        voter: Agreement,
         hindrances: Hindrances,
     ) -> None:
         self._node = node

@@ -4,25 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from time import monotonic
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
-from allfold_agent.groups.agreement import Agreement
-from allfold_agent.groups.epoch import Epoch
-from allfold_agent.groups.flight_recorder import OpRecord, State
-from allfold_agent.groups.lane_page import Post
-from allfold_agent.groups.op_table import OpTable
-from allfold_agent.groups.outcomes import Outcomes
-from allfold_agent.groups.short_lane import ShortLane
+from allfold_agent.groups.flight_recorder import OpRecord, OpStage
+from allfold_agent.groups.lane.page import Post
+from allfold_agent.groups.lane.short_lane import NodeLane
 from allfold_core.operations import Fingerprint
 
-
-class RecordedGroup(Protocol):
-    """The group whose ranks do ops by themselves."""
-
-    table: OpTable
-    outcomes: Outcomes
-    agreement: Agreement
-    current: Epoch
+if TYPE_CHECKING:
+    from allfold_agent.groups.group import NodeGroup
 
 
 class PostedOp(NamedTuple):
@@ -48,8 +38,8 @@ class LaneRecords:
         lane: of the current epoch, if it has one.
     """
 
-    def __init__(self, group: RecordedGroup) -> None:
-        self.lane: ShortLane | None = None
+    def __init__(self, group: NodeGroup) -> None:
+        self.lane: NodeLane | None = None
         self._group = group
         self._next = 0  # op to be recorded
 
@@ -71,9 +61,9 @@ class LaneRecords:
                 self._posted(lane, seq, posts) for seq, posts in sorted(lane.incomplete().items())
             ]
 
-    def _posted(self, lane: ShortLane, seq: int, posts: Mapping[str, Post]) -> PostedOp:
+    def _posted(self, lane: NodeLane, seq: int, posts: Mapping[str, Post]) -> PostedOp:
         packed = lane.fingerprint(*next(iter(posts.items())))
-        record = self._record(lane, seq, posts, packed, monotonic(), State.CALLED)
+        record = self._record(lane, seq, posts, packed, monotonic(), OpStage.CALLED)
         if lane.exchange is None or record.missing:
             return PostedOp(record, ())
         return PostedOp(record, lane.exchange.silent_nodes(seq))
@@ -91,7 +81,7 @@ class LaneRecords:
             self._group.outcomes.add_seen(each for each in reversed(records) if each)
             self._next = max(self._next, end)
 
-    def _record_done(self, lane: ShortLane, seq: int) -> OpRecord | None:
+    def _record_done(self, lane: NodeLane, seq: int) -> OpRecord | None:
         """Return the record of an op; ``None`` where its slots are in use for later ones."""
         posts = lane.posts_of(seq)
         if len(posts) < len(lane.sessions):
@@ -102,16 +92,16 @@ class LaneRecords:
         end = max(post.header.called for post in posts.values())
         if lane.exchange is not None:
             end = max(end, lane.exchange.published_at(posts[lane.sessions[0]].slot))
-        return self._record(lane, seq, posts, packed, end, State.COMPLETED)
+        return self._record(lane, seq, posts, packed, end, OpStage.COMPLETED)
 
     def _record(
         self,
-        lane: ShortLane,
+        lane: NodeLane,
         seq: int,
         posts: Mapping[str, Post],
         packed: bytes,
         end: float,
-        state: State,
+        state: OpStage,
     ) -> OpRecord:
         start = min(post.header.called for post in posts.values())
         calls = {

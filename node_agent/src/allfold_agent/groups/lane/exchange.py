@@ -11,11 +11,11 @@ from collections.abc import Callable
 from functools import partial
 from time import monotonic
 
-from allfold_agent.groups.epoch import Epoch
-from allfold_agent.groups.lane_links import LaneLinks
-from allfold_agent.groups.lane_page import LanePage
-from allfold_agent.groups.lane_program import LaneProgram
-from allfold_agent.groups.op_table import OpTable
+from allfold_agent.groups.epoch import GroupEpoch
+from allfold_agent.groups.lane.links import LaneLinks
+from allfold_agent.groups.lane.page import AgentPage
+from allfold_agent.groups.lane.program import LaneProgram
+from allfold_agent.groups.outcomes import OpTable
 from allfold_agent.runtime.lane_thread import LaneThread
 from allfold_core.wire.frames import FrameHeader
 
@@ -46,9 +46,9 @@ class LaneExchange:
 
     def __init__(
         self,
-        epoch: Epoch,
+        epoch: GroupEpoch,
         node: str,
-        page: LanePage,
+        page: AgentPage,
         links: LaneLinks,
         table: OpTable,
         thread: LaneThread,
@@ -88,7 +88,7 @@ class LaneExchange:
     # With the table's lock held, in any thread
 
     def open(self, first: int) -> None:
-        """Let ops go by the lane from this one on."""
+        """Take the ops from this one on into the lane."""
         self._is_stopped = False
         self.published = first
         self._published = {}
