@@ -15,7 +15,7 @@ from allfold_control.survival import (
     Announced,
     Closed,
     Dead,
-    Held,
+    PartHeld,
     Rates,
     RoundBegun,
     pack,
@@ -150,7 +150,7 @@ MESSAGES = st.one_of(
     reports(),
     installs(),
     st.builds(RoundBegun, SMALL, SMALL, st.lists(DOUBTS, max_size=3).map(tuple)),
-    st.builds(Held, SEQS, STAMPS),
+    st.builds(PartHeld, SEQS, STAMPS),
     st.builds(Closed, st.booleans()),
 )
 

@@ -15,8 +15,17 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, field_validator
 
 from allfold_control.records import Record, checked
 from allfold_core.incident import MAX_EVIDENCE_TEXT, MAX_SENTENCE, Cause, Effect
-from allfold_core.message_fields import EpochNumber, Generation, LastSeq, Name, Rank, Seq
-from allfold_core.schema import FIELD, MESSAGE, read_object
+from allfold_core.schema import (
+    FIELD,
+    MESSAGE,
+    EpochNumber,
+    Generation,
+    LastSeq,
+    Name,
+    Rank,
+    Seq,
+    read_object,
+)
 from allfold_core.survival.suspicion import Charge
 
 MAX_MESSAGE_BYTES = 16 << 20

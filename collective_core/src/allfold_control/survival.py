@@ -14,8 +14,7 @@ from pydantic import TypeAdapter
 
 from allfold_control.records import checked
 from allfold_core.errors import from_json
-from allfold_core.message_fields import Number, Rate, Seq
-from allfold_core.schema import Schema
+from allfold_core.schema import Number, Rate, Schema, Seq
 from allfold_core.survival.records import NO_EPOCH, Epoch, PackedStamp, Stamp, Term
 from allfold_core.survival.reports import (
     Doubt,
@@ -62,7 +61,7 @@ class Closed:
 
 
 @dataclass(frozen=True)
-class Held:
+class PartHeld:
     """The sender holds its part of the result of an op in an epoch (HELD)."""
 
     seq: Seq
@@ -155,7 +154,7 @@ _CHECKS: dict[type[Any], Callable[[Any], None]] = {
     Closed: _is_sound,
     Dead: _is_sound,
     Doubt: _check_doubt,
-    Held: _is_sound,
+    PartHeld: _is_sound,
     Install: _check_install,
     Rates: _is_sound,
     Report: _check_report,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from allfold_core.message_fields import Rate, Seconds
+from allfold_core.schema import Rate, Seconds
 
 
 @dataclass(frozen=True)

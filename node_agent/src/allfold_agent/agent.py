@@ -18,14 +18,12 @@ from allfold_agent import __version__
 from allfold_agent.data_port import DataPort
 from allfold_agent.gpu.completions import FencePoller
 from allfold_agent.gpu.gpus import Gpus
-from allfold_agent.groups.agreeing_group import AgreeingGroup
+from allfold_agent.groups.deadlines import Obstacles
 from allfold_agent.groups.epoch import NodeResources
 from allfold_agent.groups.flight_recorder import Recordings
-from allfold_agent.groups.group import Group
-from allfold_agent.groups.registry import Registry
-from allfold_agent.groups.result_transfer import fetch_result
-from allfold_agent.groups.results import Retention
-from allfold_agent.groups.standstill import Obstacles
+from allfold_agent.groups.group import NodeGroup
+from allfold_agent.groups.registry import GroupRegistry
+from allfold_agent.groups.results import ResultShares, fetch_result
 from allfold_agent.http import addresses
 from allfold_agent.http.transport import Transport
 from allfold_agent.joins import Joins
@@ -85,7 +83,7 @@ class Agent:
         self, settings: AgentSettings, control: socket.socket, data: socket.socket
     ) -> None:
         self.settings = settings
-        self.registry = Registry()
+        self.registry = GroupRegistry()
         self.recordings = Recordings()
         credentials = settings.credentials
         self.transport = Transport(credentials, settings.threads)
@@ -103,7 +101,7 @@ class Agent:
         self._poller = FencePoller("allfold-gpus")
         self.gpus = Gpus(settings.gpu == "auto", self._poller)
         self.device_type = settings.device_type or ("cuda" if self.gpus.names else "cpu")
-        self.retention = Retention(settings.retain_bytes)
+        self.retention = ResultShares(settings.retain_bytes)
         peers = PeerConnections(self.transport, self.registry)
         self._resources = self._node_resources(peers)
         self.errors = self._resources.errors
@@ -268,7 +266,7 @@ class Agent:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _leave(self, group: Group) -> None:
+    async def _leave(self, group: NodeGroup) -> None:
         """End the local ranks of a group, and let the nodes agree on that without orchestrator."""
         sessions = [seat.session for seat in group.current.record.seats if seat.node == group.node]
         for session in sessions:
@@ -295,7 +293,7 @@ class Agent:
 
     # What the local server asks for (any thread, without waiting)
 
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[NodeGroup]:
         return self.registry.all()
 
     def join(self, request: dict[str, Any], *, is_new: bool = True) -> Future[Admission]:
@@ -367,19 +365,19 @@ class Agent:
     def send(self, node: str, message: GroupMessage) -> None:
         self.group_links.send(node, message)
 
-    def joined(self, group: AgreeingGroup, members: Collection[Member]) -> None:
+    def joined(self, group: NodeGroup, members: Collection[Member]) -> None:
         self.group_links.joined(group, members)
 
-    def left_out(self, group: AgreeingGroup, nodes: Collection[str]) -> None:
+    def left_out(self, group: NodeGroup, nodes: Collection[str]) -> None:
         self.group_links.left_out(group, nodes)
 
-    def obstacles(self, group: AgreeingGroup) -> Obstacles:
+    def obstacles(self, group: NodeGroup) -> Obstacles:
         return Obstacles(self.group_links.missing(group), self.registration.problem)
 
-    def group_over(self, group: AgreeingGroup) -> None:
+    def group_over(self, group: NodeGroup) -> None:
         self._from_thread(self._close(group))
 
-    def _make_group(self, entry: Entry) -> Group:
+    def _make_group(self, entry: Entry) -> NodeGroup:
         plan = entry.plan
         if entry.record is None:
             ranks = counted(plan.world_size, "rank")
@@ -387,14 +385,14 @@ class Agent:
         else:
             nodes = counted(len(plan.members), "node")
             log.info("joining group '%s' opening %d on %s", plan.group, plan.epoch, nodes)
-        group = Group(plan, self._resources, self, entry.record)
+        group = NodeGroup(plan, self._resources, self, entry.record)
         self.group_links.opened(group)
         self.terms.opened(group)
         if self._observes:
             self.observer.opened(group)
         return group
 
-    def _opened(self, group: Group) -> None:
+    def _opened(self, group: NodeGroup) -> None:
         self.notices.opened(group)
         self.control_link.opened()
 
@@ -403,7 +401,7 @@ class Agent:
     ) -> None:
         group, session = membership.group, membership.session
         # Whoever sent to this rank must know that it has received before it hears that it is gone.
-        await asyncio.to_thread(group.finish_messages, monotonic() + _LINGER_SECONDS)
+        await asyncio.to_thread(group.p2p.finish, monotonic() + _LINGER_SECONDS)
         group.rank_ended(session, how)
         try:
             await asyncio.gather(
@@ -426,12 +424,12 @@ class Agent:
         rank = sessions.index(session) if session in sessions else 0  # found by its session
         await self.seats.give_up_seat(group.name, rank, session, reason)
 
-    async def _close_if_evicted(self, group: Group) -> None:
+    async def _close_if_evicted(self, group: NodeGroup) -> None:
         """Any other group is over when all nodes have agreed that no rank is left."""
         if group.evicted is not None and group.is_empty:
             await self._close(group)
 
-    async def _close(self, group: AgreeingGroup) -> None:
+    async def _close(self, group: NodeGroup) -> None:
         await asyncio.to_thread(group.close, _LINGER_SECONDS)
         if self.registry.remove(group):
             self.recordings.keep(group)

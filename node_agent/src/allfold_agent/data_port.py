@@ -14,8 +14,7 @@ from threading import Event, Thread
 from time import monotonic
 
 from allfold_agent.edges.opening import EdgeRequest
-from allfold_agent.groups.result_transfer import ResultRequest, serve_result
-from allfold_agent.groups.results import Result
+from allfold_agent.groups.results import Result, ResultRequest, serve_result
 from allfold_agent.http.connections import Connection, ConnectionLimits, Connections, Stage
 from allfold_agent.http.server import (
     BadRequest,

@@ -15,13 +15,20 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
 from allfold_control.messages import MAX_GROUPS_OF_A_NODE, Given, IncidentReport
-from allfold_core import message_fields
+from allfold_core import schema
 from allfold_core.group_key import DIGEST_PATTERN
 from allfold_core.group_options import Joins, OnLoss
-from allfold_core.message_fields import MAX_WORLD_SIZE, Address, ControlUrl, EpochNumber, Rank
 from allfold_core.plan import Plan
 from allfold_core.schedules.registry import SPELLING
-from allfold_core.schema import FIELD, MESSAGE
+from allfold_core.schema import (
+    FIELD,
+    MAX_WORLD_SIZE,
+    MESSAGE,
+    Address,
+    ControlUrl,
+    EpochNumber,
+    Rank,
+)
 from allfold_core.topology import LinkModel
 from allfold_service.answers import SCHEMA, Answer, Shown
 
@@ -33,7 +40,7 @@ MAX_PAGE = 1000
 DEFAULT_PAGE = 100
 
 
-Name = Annotated[message_fields.Name, Field(description="1-128 of A-Z a-z 0-9 . _ -")]
+Name = Annotated[schema.Name, Field(description="1-128 of A-Z a-z 0-9 . _ -")]
 LeaveReason = Literal["finished", "withdrawn", "lost"]
 Seconds = Annotated[float, Field(gt=0, le=MAX_TIMEOUT_SECONDS, allow_inf_nan=False)]
 

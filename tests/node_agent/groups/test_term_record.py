@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from allfold_agent.groups.term_record import with_seats
+from allfold_agent.groups.registry import with_seats
 from allfold_core.survival.records import NO_EPOCH, Epoch, Seat, Stamp, Term
 from allfold_core.survival.term_record import TermRecord, Voter
 

@@ -11,7 +11,7 @@ import pytest
 
 from allfold_agent.agent import Agent
 from allfold_agent.groups.flight_recorder import Recordings
-from allfold_agent.groups.registry import Registry
+from allfold_agent.groups.registry import GroupRegistry
 from allfold_agent.local.rank_connection import Membership
 from allfold_agent.membership.draining import Draining
 from allfold_agent.membership.group_links import GroupLinks
@@ -32,7 +32,7 @@ class Leaving(Agent):
     def __init__(self, local: LocalGroups) -> None:
         self._loop = asyncio.get_running_loop()
         self._tasks = set()
-        self.registry = Registry()
+        self.registry = GroupRegistry()
         self.draining: Any = create_autospec(Draining, instance=True)
         self.seats: Any = create_autospec(Seats, instance=True)
         self.group_links: Any = create_autospec(GroupLinks, instance=True)
@@ -91,13 +91,13 @@ def test_a_seat_has_its_number_in_the_plan_though_the_group_has_other_numbers_by
     local: LocalGroups, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rank = local.ranks[1]
-    finish = rank.group.finish_messages
+    finish = rank.group.p2p.finish
 
     def finish_messages(deadline: float) -> None:
         local.lose(0)
         finish(deadline)
 
-    monkeypatch.setattr(rank.group, "finish_messages", finish_messages)
+    monkeypatch.setattr(rank.group.p2p, "finish", finish_messages)
 
     async def run() -> Leaving:
         agent = Leaving(local)

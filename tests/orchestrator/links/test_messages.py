@@ -10,8 +10,7 @@ import pytest
 from allfold_control import messages
 from allfold_control.messages import MAX_MESSAGE_BYTES, MAX_PEERS
 from allfold_control.records import record_fields
-from allfold_core.message_fields import MAX_EPOCH, MAX_WORLD_SIZE
-from allfold_core.schema import UnknownSchema
+from allfold_core.schema import MAX_EPOCH, MAX_WORLD_SIZE, UnknownSchema
 from allfold_core.survival.records import Seat, Term
 from allfold_core.survival.term_record import TermRecord, Voter
 from allfold_orchestrator.membership.reports import term_record

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from allfold_control.records import read_record, record_fields
-from allfold_core.message_fields import MAX_GENERATION
+from allfold_core.schema import MAX_GENERATION
 from allfold_core.survival.plans import first_record
 from allfold_core.survival.records import Seat, Term
 from allfold_core.survival.term_record import (

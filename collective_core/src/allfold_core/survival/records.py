@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, NamedTuple
 
-from allfold_core.message_fields import EpochNumber, Form, Generation, LastSeq, Number, Seq
+from allfold_core.schema import EpochNumber, Form, Generation, LastSeq, Number, Seq
 from allfold_core.topology import AS_OPENED, Layout, Member
 
 _ROUND_BITS = 24

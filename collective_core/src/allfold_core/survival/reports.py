@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Annotated, Any
 
-from allfold_core.message_fields import Form, LastSeq, Number, Seconds, Seq
 from allfold_core.operations import Fingerprint, Kind
+from allfold_core.schema import Form, LastSeq, Number, Seconds, Seq
 from allfold_core.survival.records import Epoch, PackedStamp, Term
 
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
-from allfold_core.message_fields import (
+from allfold_core.plan import Plan
+from allfold_core.schema import (
     Address,
     ControlUrl,
     EpochNumber,
@@ -14,7 +15,6 @@ from allfold_core.message_fields import (
     Generation,
     Name,
 )
-from allfold_core.plan import Plan
 from allfold_core.survival.records import Seat, Term
 from allfold_core.topology import Member
 

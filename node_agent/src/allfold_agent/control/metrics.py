@@ -13,8 +13,8 @@ from allfold_agent.agent import Agent
 from allfold_agent.control import catalogue
 from allfold_agent.control.status import problem_of
 from allfold_agent.edges.opening import Lane
-from allfold_agent.groups.group import Group
-from allfold_agent.groups.standstill import waiting_ops
+from allfold_agent.groups.deadlines import waiting_ops
+from allfold_agent.groups.group import NodeGroup
 from allfold_agent.observation.link_observer import sending
 from allfold_core.errors import error_classes
 from allfold_core.incident import Cause
@@ -69,16 +69,16 @@ def _look_at_node(values: Values, agent: Agent) -> None:
         values.put(catalogue.LAG, meter.longest(), loop)
 
 
-def _labelled(groups: Iterable[Group]) -> Iterator[tuple[str, list[Group]]]:
+def _labelled(groups: Iterable[NodeGroup]) -> Iterator[tuple[str, list[NodeGroup]]]:
     """Yield groups by the name under which they are shown: those of one name together."""
-    named: dict[str, list[Group]] = {}
+    named: dict[str, list[NodeGroup]] = {}
     for group in groups:
         label = group.name if group.name in named or len(named) < MOST_GROUPS else OTHERS
         named.setdefault(label, []).append(group)
     yield from named.items()
 
 
-def _look_at_groups(values: Values, label: str, groups: list[Group]) -> None:
+def _look_at_groups(values: Values, label: str, groups: list[NodeGroup]) -> None:
     if label != OTHERS:
         newest = groups[-1].current
         values.put(catalogue.GROUP_RANKS, len(newest.record.seats), label)
@@ -94,7 +94,7 @@ def _look_at_groups(values: Values, label: str, groups: list[Group]) -> None:
     values.put(catalogue.OLDEST, oldest, label)
 
 
-def _look_at_ops(values: Values, label: str, group: Group) -> None:
+def _look_at_ops(values: Values, label: str, group: NodeGroup) -> None:
     records, tally, current = group.lanes.records, group.outcomes.tally, group.current
     records.harvest()
     seats = [seat for seat in current.record.seats if seat.node == group.node]
@@ -107,7 +107,7 @@ def _look_at_ops(values: Values, label: str, group: Group) -> None:
         values.observe(catalogue.SKEW, skews, label, lane)
 
 
-def _look_at_edges(values: Values, label: str, group: Group) -> None:
+def _look_at_edges(values: Values, label: str, group: NodeGroup) -> None:
     lanes = (Lane.OPS, group.edges), (Lane.PAIRS, group.p2p.edges), (Lane.SHORT, group.lanes)
     for lane, edges in lanes:
         for direction, _, counters in edges.counters():

@@ -11,11 +11,11 @@ from fastapi import FastAPI, Query
 from allfold_agent.agent import Agent
 from allfold_agent.edges.connection import EdgeCounters
 from allfold_agent.edges.opening import Lane
-from allfold_agent.groups.flight_recorder import OpRecord, Recording, recording_of
-from allfold_agent.groups.group import Group
-from allfold_agent.groups.link_watch import describe_layout
+from allfold_agent.groups.deadlines import WaitingOp, waiting_ops
+from allfold_agent.groups.flight_recorder import GroupRecording, OpRecord, recording_of
+from allfold_agent.groups.group import NodeGroup
+from allfold_agent.groups.neighbours import describe_layout
 from allfold_agent.groups.outcomes import RECORDED_OPS
-from allfold_agent.groups.standstill import WaitingOp, waiting_ops
 from allfold_core import agent_answers
 from allfold_core.agent_answers import (
     ClockReading,
@@ -74,7 +74,7 @@ def problem_of(agent: Agent) -> str | None:
     return agent.draining.problem or agent.registration.problem
 
 
-def describe_group(group: Group) -> GroupStatus:
+def describe_group(group: NodeGroup) -> GroupStatus:
     now, epoch, records = monotonic(), group.current, group.lanes.records
     return {
         "name": group.name,
@@ -165,7 +165,9 @@ def read_clock() -> Clocks:
     return {"monotonic": monotonic(), "wall": time()}
 
 
-def _describe_recording(recording: Recording, limit: int, now: Clocks) -> agent_answers.Recording:
+def _describe_recording(
+    recording: GroupRecording, limit: int, now: Clocks
+) -> agent_answers.Recording:
     return {
         "name": recording.group,
         "opening": recording.opening,

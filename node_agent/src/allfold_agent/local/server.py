@@ -14,8 +14,8 @@ from weakref import WeakKeyDictionary
 
 from allfold_agent.gpu.completions import FencePoller
 from allfold_agent.gpu.gpus import Gpus
-from allfold_agent.groups.epoch import Epoch
-from allfold_agent.groups.group import Group
+from allfold_agent.groups.epoch import GroupEpoch
+from allfold_agent.groups.group import NodeGroup
 from allfold_agent.local.deferred_calls import DeferredCalls, refuse, reject
 from allfold_agent.local.listener import Listener
 from allfold_agent.local.memory_requests import GpuMemoryRequests, add_segment
@@ -34,7 +34,7 @@ from allfold_core.errors import (
     MultipleUnregister,
     RegisterNotFirstOperation,
 )
-from allfold_core.message_fields import MAX_SEQ
+from allfold_core.schema import MAX_SEQ
 from allfold_core.verdict import LEFT
 from allfold_core.wire.local_wire import (
     NO_FENCE,
@@ -63,8 +63,8 @@ MAX_JOINS = 1024
 class Admission:
     """The result of a join: the group, and the first epoch of the rank."""
 
-    group: Group
-    epoch: Epoch
+    group: NodeGroup
+    epoch: GroupEpoch
 
 
 class Registrar(Protocol):
@@ -96,7 +96,7 @@ class Registrar(Protocol):
             withdraws: its process lives, and does not wait for its ops.
         """
 
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[NodeGroup]:
         """The groups on this node."""
 
 
@@ -144,7 +144,7 @@ class LocalServer:
         self._reactor = reactor
         self._deferred = DeferredCalls(reactor, poller, self._submit)
         self._gpu_memory = GpuMemoryRequests(gpus, workers, reactor)
-        self._numbers: WeakKeyDictionary[Group, int] = WeakKeyDictionary()
+        self._numbers: WeakKeyDictionary[NodeGroup, int] = WeakKeyDictionary()
         self._next_number = count()
         self._watching = False  # whether a look at the deadlines is due
         self._listener = Listener(path, reactor, self._message, self._gone)
@@ -199,7 +199,7 @@ class LocalServer:
             if group.waiting:
                 self._watch_deadlines()
             # A task of its own: the failure of one keeps no other group from its deadlines.
-            self._reactor.call(partial(group.check_deadlines, now))
+            self._reactor.call(partial(group.deadlines.check, now))
 
     # Messages
 
@@ -246,12 +246,12 @@ class LocalServer:
         self._watch_deadlines()
         group, session = membership.group, membership.session
         if isinstance(message, OpMessage):
-            group.submit(session, process, message.group, message, called)
+            group.calls.submit(session, process, message.group, message, called)
             return
         if called is not None:
             left = max(called + message.timeout - monotonic(), _LEAST_SECONDS)
             message = message._replace(timeout=left)
-        group.submit_message(session, process, message.group, message)
+        group.calls.submit_message(session, process, message.group, message)
 
     def _answer(self, process: RankConnection, data: bytes, descriptors: list[int]) -> None:
         """Serve a request; an error is the answer to it."""
@@ -287,7 +287,7 @@ class LocalServer:
             membership.group.wish_to_leave(membership.session)
         elif kind == Message.LOOK:
             membership = _membership(process, body["number"], "of an op that it waits for")
-            membership.group.look(int(body["seq"]))
+            membership.group.lanes.look(int(body["seq"]))
             process.send(pack_taken(body["number"]))
         elif kind == Message.ABANDON:
             self._abandon(process, body)
@@ -381,13 +381,10 @@ class LocalServer:
         """Have an op fail that a rank cannot call."""
         membership = _membership(process, body["number"], "of an op that it cannot call")
         self._watch_deadlines()
-        reason, call, seq = body["reason"], body["call"], body["seq"]
-        if not (isinstance(reason, str) and isinstance(call, str)):
-            raise TypeError("a reason and a call are texts")
-        if type(seq) is not int or not 0 <= seq <= MAX_SEQ:
+        reason, call = (str(body[name])[:_LONGEST_REASON] for name in ("reason", "call"))
+        if type(seq := body["seq"]) is not int or not 0 <= seq <= MAX_SEQ:
             raise ValueError(f"{seq!r} is no op")
-        error = InvalidArgument(reason[:_LONGEST_REASON])
-        membership.group.abandon(membership.session, seq, error, call=call[:_LONGEST_REASON])
+        membership.group.calls.abandon(membership.session, seq, InvalidArgument(reason), call=call)
 
     @staticmethod
     def _come_to_edge(process: RankConnection, body: dict[str, Any]) -> None:
@@ -395,7 +392,7 @@ class LocalServer:
         membership = _membership(process, body["number"], "whose edge it has come to")
         seq, edge = int(body["seq"]), int(body["edge"])
 
-        def go_on(epoch: Epoch) -> None:
+        def go_on(epoch: GroupEpoch) -> None:
             process.pass_edge(body["number"], {"request": body["request"]}, epoch)
 
         membership.group.at_edge(membership.session, seq, edge, go_on)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from allfold_agent.groups.group import Group
+from allfold_agent.groups.group import NodeGroup
 from allfold_agent.membership.draining import Draining
 from allfold_agent.membership.group_terms import GroupTerms
 from allfold_agent.membership.witness import Witness
@@ -26,7 +26,7 @@ class NodeOnControlLink:
         self,
         terms: GroupTerms,
         witness: Witness,
-        groups: Callable[[], list[Group]],
+        groups: Callable[[], list[NodeGroup]],
         end_life: Callable[[str], None],
         draining: Draining,
     ) -> None:
@@ -54,7 +54,7 @@ class NodeOnControlLink:
         return [_progress(group) for group in self._groups()]
 
 
-def _progress(group: Group) -> Progress:
+def _progress(group: NodeGroup) -> Progress:
     records = group.lanes.records
     records.harvest()  # now and then, as nobody else may look
     return Progress(

@@ -12,7 +12,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from allfold_agent.groups.group import Group
+from allfold_agent.groups.group import NodeGroup
 from allfold_agent.membership.link_probe import Link, worse
 from allfold_agent.membership.orchestrator_client import (
     Forgotten,
@@ -71,7 +71,7 @@ class Registration:
         client: OrchestratorClient,
         node: str,
         identify: Callable[[], Identity],
-        groups: Callable[[], list[Group]],
+        groups: Callable[[], list[NodeGroup]],
         probe: Callable[[str], Link],
     ) -> None:
         self.node = node

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from allfold_core.errors import InvalidArgument
-from allfold_core.message_fields import MAX_WORLD_SIZE, NAME_PATTERN, EpochNumber
+from allfold_core.schema import MAX_WORLD_SIZE, NAME_PATTERN, EpochNumber
 from allfold_orchestrator import __version__, wire
 from allfold_orchestrator.http.metrics import all_nodes
 from allfold_orchestrator.http.plan_bodies import PlanBodies

@@ -17,8 +17,7 @@ from pydantic import Field, ValidationError
 
 from allfold_control import messages
 from allfold_core.errors import AllfoldError, ServiceError
-from allfold_core.message_fields import EpochNumber, Name, Rank
-from allfold_core.schema import MESSAGE
+from allfold_core.schema import MESSAGE, EpochNumber, Name, Rank
 from allfold_orchestrator.http.plan_bodies import PlanBodies
 from allfold_orchestrator.links.link import Link
 from allfold_orchestrator.membership.group_state import Leave, Reason

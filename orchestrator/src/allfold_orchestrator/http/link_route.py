@@ -10,7 +10,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from allfold_control import messages
 from allfold_core.errors import ServiceError
-from allfold_core.message_fields import NAME_PATTERN
+from allfold_core.schema import NAME_PATTERN
 from allfold_orchestrator import wire
 from allfold_orchestrator.http.link_requests import LinkRequests
 from allfold_orchestrator.links.control_links import ControlLinks, LifeIsOver, UnknownNode
