@@ -34,7 +34,6 @@ from allfold_core.errors import (
     MultipleUnregister,
     RegisterNotFirstOperation,
 )
-from allfold_core.schema import MAX_SEQ
 from allfold_core.verdict import LEFT
 from allfold_core.wire.local_wire import (
     NO_FENCE,
@@ -382,7 +381,7 @@ class LocalServer:
         membership = _membership(process, body["number"], "of an op that it cannot call")
         self._watch_deadlines()
         reason, call = (str(body[name])[:_LONGEST_REASON] for name in ("reason", "call"))
-        if type(seq := body["seq"]) is not int or not 0 <= seq <= MAX_SEQ:
+        if type(seq := body["seq"]) is not int or not 0 <= seq < 1 << 63:
             raise ValueError(f"{seq!r} is no op")
         membership.group.calls.abandon(membership.session, seq, InvalidArgument(reason), call=call)
 
