@@ -33,7 +33,7 @@ _EXIT_SECONDS = 1.0
 _FAILED_EXIT_SECONDS = 0.2
 
 
-class GroupRegistry:
+class JoinedGroups:
     """Opens and leaves groups. The connection lasts from the first of them to the last, or longer
     where it is held.
 
@@ -223,7 +223,7 @@ def patience_at_exit() -> float:
     return _FAILED_EXIT_SECONDS if hasattr(sys, "last_value") else _EXIT_SECONDS
 
 
-registry = GroupRegistry()
+registry = JoinedGroups()
 atexit.register(registry.leave_at_exit)
 
 
