@@ -17,7 +17,7 @@ import numpy as np
 
 import allfold
 from allfold._state.transfer import Transfer
-from allfold_core.wire.state_wire import BLOCK_BYTES, Block
+from allfold_core.protocol.state_blocks import BLOCK_BYTES, Block
 
 STEP = 7
 

@@ -16,7 +16,7 @@ from allfold._state.image import Image
 from allfold._state.transfer import Landing
 from allfold._state.tree import Flattened, unflatten
 from allfold_core.errors import InvalidArgument, PeerSentIncoherentTensor
-from allfold_core.wire.state_wire import BLOCK_BYTES, Block, spans
+from allfold_core.protocol.state_blocks import BLOCK_BYTES, Block, spans
 
 
 def give(source: allfold.State, target: allfold.State) -> None:

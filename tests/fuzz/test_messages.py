@@ -18,21 +18,15 @@ from allfold_agent.membership import control_messages
 from allfold_core.dtypes import Alias, DType
 from allfold_core.errors import InvalidArgument
 from allfold_core.operations import Fingerprint, Kind, ReduceOp
-from allfold_core.schema import read_object
-from allfold_core.wire import peer_link
-from allfold_core.wire.frames import HEADER_SIZE, FrameError, FrameHeader, FrameType, SharedRange
-from allfold_core.wire.local_wire import (
-    FIRST_PAIR,
-    Fence,
-    Message,
-    OpMessage,
-    Outcome,
-    P2PMessage,
-    Region,
-    pack_json,
-    unpack_json,
+from allfold_core.protocol import peer_link
+from allfold_core.protocol.frames import (
+    HEADER_SIZE,
+    FrameError,
+    FrameHeader,
+    FrameType,
+    SharedRange,
 )
-from allfold_core.wire.peer_link import (
+from allfold_core.protocol.peer_link import (
     MAX_BODY,
     Chosen,
     Floor,
@@ -44,7 +38,19 @@ from allfold_core.wire.peer_link import (
     Pong,
     Progress,
 )
-from allfold_core.wire.state_wire import Block
+from allfold_core.protocol.rank_messages import (
+    FIRST_PAIR,
+    Fence,
+    Message,
+    OpMessage,
+    Outcome,
+    P2PMessage,
+    Region,
+    pack_json,
+    unpack_json,
+)
+from allfold_core.protocol.state_blocks import Block
+from allfold_core.schema import read_object
 from allfold_orchestrator.links import messages
 from allfold_service import credentials as tokens
 from allfold_service.credentials import Tokens

@@ -18,7 +18,7 @@ from allfold_agent.membership.link_dialling import LinkRequest
 from allfold_agent.settings import AgentSettings
 from allfold_cluster.ports import free_address
 from allfold_core.errors import AgentLost, NodeDraining
-from allfold_core.wire.peer_link import LINK_PROTOCOL, Hello, LinkMessage, LinkReader
+from allfold_core.protocol.peer_link import LINK_PROTOCOL, Hello, LinkMessage, LinkReader
 from allfold_service.addresses import bind
 from tests.support.credentials import transport
 from tests.support.processes.services import Services

@@ -20,12 +20,12 @@ from allfold_agent.membership.registration import Identity, Registration
 from allfold_agent.membership.seats import Entry, Seats
 from allfold_agent.membership.witness import Witness
 from allfold_core.errors import AllfoldError, LocalError
+from allfold_core.protocol.peer_link import GroupMessage
 from allfold_core.survival.instructions import Fetch
 from allfold_core.survival.records import Stamp
 from allfold_core.survival.suspicion import Charge
 from allfold_core.topology import Member
 from allfold_core.verdict import LEFT
-from allfold_core.wire.peer_link import GroupMessage
 from allfold_service.credentials import Credentials
 from tests.simulator.channel import Client
 from tests.simulator.group import SimulatedGroup

@@ -22,7 +22,7 @@ from allfold_agent.groups.event_queue import EventQueue
 from allfold_agent.groups.local_ranks import LocalRanks
 from allfold_agent.groups.neighbours import NodeChanges
 from allfold_agent.groups.op_table import OpTable
-from allfold_core.diagnosis.hindrances import Hindrances
+from allfold_core.diagnosis.stragglers import Hindrances
 from allfold_core.errors import PeerLost
 from allfold_core.operations import Kind
 from allfold_core.plan import Plan

@@ -31,8 +31,8 @@ from allfold_core.errors import (
     WorldChanged,
 )
 from allfold_core.group_options import checked_seconds
+from allfold_core.protocol.rank_messages import FIRST_PAIR
 from allfold_core.verdict import counted
-from allfold_core.wire.local_wire import FIRST_PAIR
 
 log = logging.getLogger("allfold")
 

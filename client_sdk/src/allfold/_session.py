@@ -12,7 +12,7 @@ from allfold._connection import Connection
 from allfold._in_flight import Lander
 from allfold._lane import futex
 from allfold_core.errors import AgentLost
-from allfold_core.wire.local_wire import SEGMENT, Message
+from allfold_core.protocol.rank_messages import SEGMENT, Message
 
 if TYPE_CHECKING:
     from allfold._cuda.gpu import Gpu

@@ -11,7 +11,7 @@ from typing import Self, Unpack
 from allfold._gpu_path import wanted
 from allfold_core.errors import InvalidArgument
 from allfold_core.group_options import Given, GroupOptions, checked
-from allfold_core.wire.local_wire import default_socket
+from allfold_core.protocol.rank_messages import default_socket
 
 DEFAULT_GROUP = "default"
 

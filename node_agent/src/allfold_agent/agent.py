@@ -16,6 +16,7 @@ from typing import Any
 
 from allfold_agent import __version__
 from allfold_agent.data_port import DataPort
+from allfold_agent.edges import link_probe
 from allfold_agent.gpu.completions import FencePoller
 from allfold_agent.gpu.gpus import Gpus
 from allfold_agent.groups.agreeing_group import AgreeingGroup
@@ -26,13 +27,11 @@ from allfold_agent.groups.registry import Registry
 from allfold_agent.groups.result_transfer import fetch_result
 from allfold_agent.groups.results import Retention
 from allfold_agent.groups.standstill import Obstacles
-from allfold_agent.http import addresses
 from allfold_agent.http.transport import Transport
 from allfold_agent.joins import Joins
 from allfold_agent.local.rank_connection import Membership
 from allfold_agent.local.server import PROCESS_ENDED, Admission, LocalServer
 from allfold_agent.local.state_transfers import StateTransfers
-from allfold_agent.membership import link_probe
 from allfold_agent.membership.control_link import ControlLink
 from allfold_agent.membership.control_listener import NodeOnControlLink
 from allfold_agent.membership.draining import Draining
@@ -56,10 +55,11 @@ from allfold_agent.settings import AgentSettings
 from allfold_agent.tensors.offers import Offers
 from allfold_core.errors import AgentLost
 from allfold_core.incident import Incident
+from allfold_core.protocol.peer_link import GroupMessage
 from allfold_core.survival.suspicion import Charge
 from allfold_core.topology import Member
 from allfold_core.verdict import counted
-from allfold_core.wire.peer_link import GroupMessage
+from allfold_service import addresses
 from allfold_service.addresses import bound
 
 log = logging.getLogger(__name__)

@@ -13,6 +13,7 @@ from contextlib import suppress
 from threading import Event, Thread
 from time import monotonic
 
+from allfold_agent.edges.link_probe import PROBE_PROTOCOL, serve_probe
 from allfold_agent.edges.opening import EdgeRequest
 from allfold_agent.groups.result_transfer import ResultRequest, serve_result
 from allfold_agent.groups.results import Result
@@ -25,15 +26,14 @@ from allfold_agent.http.server import (
     read_request,
     refuse_blindly,
 )
+from allfold_agent.http.socket_io import status_of
 from allfold_agent.http.transport import Transport, shut_down
-from allfold_agent.http.wire import status_of
 from allfold_agent.membership.link_dialling import LinkRequest
-from allfold_agent.membership.link_probe import PROBE_PROTOCOL, serve_probe
 from allfold_agent.runtime.threads import start_thread
 from allfold_agent.tensors.offers import Offers, TensorRoutes
 from allfold_core.errors import AllfoldError, InvalidArgument, LocalError, ServiceError
-from allfold_core.wire.frames import EDGE_PROTOCOL
-from allfold_core.wire.peer_link import LINK_PROTOCOL
+from allfold_core.protocol.frames import EDGE_PROTOCOL
+from allfold_core.protocol.peer_link import LINK_PROTOCOL
 
 log = logging.getLogger(__name__)
 SocketTaker = Callable[[socket.socket], None]

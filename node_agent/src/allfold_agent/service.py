@@ -10,8 +10,8 @@ import torch
 
 from allfold_agent.agent import Agent
 from allfold_agent.control.app import make_app
-from allfold_agent.http import addresses
 from allfold_agent.settings import AgentSettings
+from allfold_service import addresses
 from allfold_service.addresses import bind, bound
 from allfold_service.server import (
     Server,

@@ -17,8 +17,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
-from allfold_core.group_key import DIGEST_PATTERN
-from allfold_core.group_options import Joins, OnLoss
+from allfold_core.group_options import KEY_DIGEST_PATTERN, Joins, OnLoss
 from allfold_core.incident import MAX_EVIDENCE_TEXT, MAX_SENTENCE, Cause, Effect
 from allfold_core.plan import Plan
 from allfold_core.schedules.registry import SPELLING
@@ -251,7 +250,7 @@ class JoinGroup(Request):
     )
     key: str = Field(
         default="",
-        pattern=DIGEST_PATTERN,
+        pattern=KEY_DIGEST_PATTERN,
         description="Digest of the group's key, which all its ranks must have; empty without one.",
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from allfold_core.diagnosis.hindrances import Hindrances
+from allfold_core.diagnosis.stragglers import Hindrances
 from allfold_core.incident import LOST_SECONDS, Cause, Effect, Incident, link_culprit, rank_culprit
 
 LATE = Incident(

@@ -21,9 +21,9 @@ from allfold_agent.runtime.buffers import BufferPool
 from allfold_core.dtypes import DType
 from allfold_core.errors import AllfoldError
 from allfold_core.operations import Fingerprint, Kind, ReduceOp
+from allfold_core.protocol.frames import FrameHeader, FrameType
 from allfold_core.schedules.parts import End, Layout, Part
 from allfold_core.schedules.schedule import Fold, Program, Slice
-from allfold_core.wire.frames import FrameHeader, FrameType
 from tests.support.waiting import never, wait_until
 
 NUMEL = 50_000

@@ -8,9 +8,9 @@ from threading import Event
 
 import pytest
 
-from allfold_agent.edges import link_rate
-from allfold_agent.edges.in_connection import InConnection
-from allfold_agent.edges.link_rate import LinkRate
+from allfold_agent.edges import incoming
+from allfold_agent.edges.connections import InConnection
+from allfold_agent.edges.incoming import LinkRate
 from tests.support.fakes.damaged_wire import tcp_pair
 
 MIB = 1 << 20
@@ -33,7 +33,7 @@ def test_a_link_that_was_not_used_for_long_is_measured_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr(link_rate, "monotonic", lambda: now)
+    monkeypatch.setattr(incoming, "monotonic", lambda: now)
     rate = LinkRate()
     for _ in range(5):
         rate.note(4 * MIB, 4.0)

@@ -15,9 +15,9 @@ from allfold_agent.groups.lane_links import LaneLinks
 from allfold_agent.runtime.lane_thread import LaneThread
 from allfold_core.errors import PeerLost, ServiceError
 from allfold_core.plan import Plan
+from allfold_core.protocol.frames import FrameHeader
 from allfold_core.survival.plans import first_term
 from allfold_core.survival.records import Term
-from allfold_core.wire.frames import FrameHeader
 from tests.node_agent.in_lane import in_thread
 from tests.support.fakes.local_groups import make_plan
 from tests.support.waiting import wait_until

@@ -14,8 +14,8 @@ import pytest
 from allfold_agent.control.status import describe_group
 from allfold_agent.groups.link_watch import LOOK_SECONDS
 from allfold_core.pricing.slow_links import BELIEVED_SECONDS
+from allfold_core.protocol.peer_link import LinkMessageType
 from allfold_core.topology import AS_OPENED, LinkModel
-from allfold_core.wire.peer_link import LinkMessageType
 from tests.support.fakes.damaged_wire import DamagedWire
 from tests.support.fakes.local_groups import LocalGroups, local_groups, make_plan
 from tests.support.fakes.local_rank import SECONDS

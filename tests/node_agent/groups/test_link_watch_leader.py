@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from allfold_agent.edges.link_rate import LinkRate
+from allfold_agent.edges.incoming import LinkRate
 from allfold_agent.groups.link_watch import LinkWatch
 from allfold_core.survival.plans import first_epoch, first_term, plan_of
 from allfold_core.survival.records import Epoch

@@ -20,9 +20,9 @@ from allfold_core.errors import (
     WorldChanged,
 )
 from allfold_core.operations import Kind
+from allfold_core.protocol.peer_link import LinkMessageType
 from allfold_core.survival.reports import Doubt, Reason
 from allfold_core.verdict import LEFT
-from allfold_core.wire.peer_link import LinkMessageType
 from tests.support.fakes.local_groups import LocalGroups, local_groups, make_plan
 from tests.support.fakes.local_rank import SECONDS, LocalRank, no_outcome
 from tests.support.fakes.relays import Dam

@@ -17,7 +17,7 @@ from allfold_agent.local.state_transfers import StateTransfers
 from allfold_agent.runtime.reactor import Reactor
 from allfold_agent.runtime.threads import WorkerPool
 from allfold_agent.tensors.offers import Offers
-from allfold_core.wire.local_wire import MAX_MESSAGE, PROTOCOL_VERSION, Message, pack_json
+from allfold_core.protocol.rank_messages import MAX_MESSAGE, PROTOCOL_VERSION, Message, pack_json
 from tests.support.credentials import transport
 
 

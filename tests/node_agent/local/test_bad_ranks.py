@@ -16,8 +16,7 @@ from allfold_agent.local.server import MAX_JOINS, LocalServer
 from allfold_core.dtypes import DType
 from allfold_core.errors import AllfoldError, InvalidArgument, MismatchError
 from allfold_core.operations import Fingerprint, Kind, ReduceOp
-from allfold_core.verdict import Evidence, judge_mismatch
-from allfold_core.wire.local_wire import (
+from allfold_core.protocol.rank_messages import (
     FIRST_PAIR,
     MAX_MESSAGE,
     PROTOCOL_VERSION,
@@ -30,6 +29,7 @@ from allfold_core.wire.local_wire import (
     pack_json,
     unpack_json,
 )
+from allfold_core.verdict import Evidence, judge_mismatch
 from tests.node_agent.local.served_ranks import empty_registrar, greeted, serving
 from tests.support.descriptors import no_descriptors_left
 from tests.support.fakes.local_groups import local_groups

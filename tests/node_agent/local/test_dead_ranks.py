@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from allfold_agent.local.server import Admission, LocalServer
-from allfold_core.wire.local_wire import (
+from allfold_core.protocol.rank_messages import (
     MAX_MESSAGE,
     Message,
     pack_json,

@@ -21,7 +21,7 @@ from allfold_agent.runtime.reactor import Reactor
 from allfold_agent.runtime.threads import WorkerPool
 from allfold_core.dtypes import DType
 from allfold_core.errors import PeerLost
-from allfold_core.wire.local_wire import (
+from allfold_core.protocol.rank_messages import (
     FIRST_PAIR,
     Fence,
     Message,

@@ -6,7 +6,7 @@ from pathlib import Path
 from unittest.mock import create_autospec
 
 from allfold_agent.local.rank_connection import Membership
-from allfold_core.wire.local_wire import MAX_MESSAGE, Message, pack_json, unpack_json
+from allfold_core.protocol.rank_messages import MAX_MESSAGE, Message, pack_json, unpack_json
 from tests.node_agent.local.served_ranks import empty_registrar, greeted, serving
 from tests.support.waiting import wait_until
 

@@ -27,7 +27,7 @@ from allfold_core.errors import (
     WorldChanged,
     from_dict,
 )
-from allfold_core.wire.state_wire import BLOCK_BYTES, WINDOW_BLOCKS, TransferMessage
+from allfold_core.protocol.state_blocks import BLOCK_BYTES, WINDOW_BLOCKS, TransferMessage
 from tests.support.credentials import transport
 from tests.support.waiting import wait_until
 

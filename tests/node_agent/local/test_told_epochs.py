@@ -9,7 +9,7 @@ import pytest
 
 from allfold_agent.local.rank_connection import Membership, RankConnection
 from allfold_core.errors import Evicted, PeerLost
-from allfold_core.wire.local_wire import MAX_MESSAGE, Message, Outcome, unpack_json
+from allfold_core.protocol.rank_messages import MAX_MESSAGE, Message, Outcome, unpack_json
 from tests.support.fakes.local_groups import LocalGroups, local_groups
 
 NUMBER = 3

@@ -18,8 +18,7 @@ from allfold_agent.membership.links import PeerLinks
 from allfold_agent.runtime.reactor import Reactor
 from allfold_agent.tensors.offers import Offers
 from allfold_core.errors import AllfoldError
-from allfold_core.survival.suspicion import Observation
-from allfold_core.wire.peer_link import (
+from allfold_core.protocol.peer_link import (
     LINK_PROTOCOL,
     Floor,
     GroupMessage,
@@ -27,6 +26,7 @@ from allfold_core.wire.peer_link import (
     LinkReader,
     Progress,
 )
+from allfold_core.survival.suspicion import Observation
 from tests.support.credentials import transport
 from tests.support.waiting import wait_until
 

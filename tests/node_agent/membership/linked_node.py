@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+from allfold_agent.edges.link_probe import Link
 from allfold_agent.membership.control_link import ControlLink
-from allfold_agent.membership.link_probe import Link
 from allfold_agent.membership.orchestrator_client import OrchestratorClient
 from allfold_agent.membership.registration import Identity, Registration
 from allfold_agent.membership.seats import Seats

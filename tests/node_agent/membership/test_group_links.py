@@ -18,11 +18,11 @@ from allfold_agent.membership.group_links import GroupLinks
 from allfold_agent.membership.group_terms import EarlyNotices
 from allfold_agent.membership.links import PeerLinks
 from allfold_core.errors import PeerLost
+from allfold_core.protocol.peer_link import Floor, GroupMessage, LinkMessageType, Progress
 from allfold_core.survival import codec
 from allfold_core.survival.plans import first_record
 from allfold_core.survival.reports import Doubt, Reason
 from allfold_core.survival.suspicion import Awaited, Observation
-from allfold_core.wire.peer_link import Floor, GroupMessage, LinkMessageType, Progress
 from tests.support.fakes.local_groups import LocalGroups, local_groups
 from tests.support.fakes.local_rank import no_outcome
 from tests.support.waiting import wait_until

@@ -7,8 +7,8 @@ from threading import Thread
 import pytest
 
 from allfold_agent.membership.link_connection import OUTBOX_BYTES
+from allfold_core.protocol.peer_link import Floor, GroupMessage, LinkMessageType, Progress
 from allfold_core.survival.suspicion import Observation
-from allfold_core.wire.peer_link import Floor, GroupMessage, LinkMessageType, Progress
 from tests.node_agent.membership.link_nodes import (
     SECONDS,
     Node,

@@ -6,7 +6,7 @@ from threading import Event
 
 import pytest
 
-from allfold_agent.membership.link_probe import Link
+from allfold_agent.edges.link_probe import Link
 from allfold_agent.membership.registration import Identity
 from allfold_core.errors import AllfoldError, PeerLost, PeerMissing
 from tests.node_agent.membership.linked_node import GROUP, IDENTITY, LINKS, linked_node

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from allfold_agent.edges.link_probe import Link
 from allfold_agent.membership import control_messages
 from allfold_agent.membership.draining import Draining
-from allfold_agent.membership.link_probe import Link
 from allfold_core.errors import (
     AllfoldError,
     GroupFull,
@@ -24,7 +24,7 @@ from allfold_core.errors import (
     PeerMissing,
     ServiceError,
 )
-from allfold_core.group_key import digest
+from allfold_core.group_options import digest_of_key
 from allfold_core.plan import Plan
 from tests.node_agent.membership.linked_node import LINKS, LinkedNode, linked_node
 from tests.node_agent.membership.scripted_orchestrator import ScriptedOrchestrator
@@ -120,7 +120,7 @@ async def test_the_key_of_a_group_leaves_the_node_as_a_digest(one: ScriptedOrche
     async with linked_node(one.url) as node:
         await join(node, {**JOIN, "key": "sesame"}, 30)
     (body,) = one.seats
-    assert body["key"] == digest("train", "sesame")
+    assert body["key"] == digest_of_key("train", "sesame")
     assert "sesame" not in str(body)
 
 

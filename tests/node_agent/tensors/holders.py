@@ -13,7 +13,7 @@ import numpy as np
 from allfold_agent.data_port import DataPort
 from allfold_agent.tensors.offers import Description, Offer, Offers
 from allfold_agent.tensors.source import Source
-from allfold_core.wire.state_wire import BLOCK_BYTES, Block
+from allfold_core.protocol.state_blocks import BLOCK_BYTES, Block
 from tests.support.credentials import transport
 
 HEAD = 1000

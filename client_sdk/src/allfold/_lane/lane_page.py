@@ -12,8 +12,8 @@ import numpy as np
 from allfold._arena import Block, Bytes
 from allfold._connection import Files
 from allfold._lane import futex
+from allfold_core.protocol.rank_messages import Region
 from allfold_core.short_lane.page import WORD, PageLayout
-from allfold_core.wire.local_wire import Region
 
 
 class LanePage:

@@ -20,6 +20,7 @@ from allfold._lane.lane_page import LanePage
 from allfold._lane.recipe import PageSeat, Recipe
 from allfold._lane.slot_plan import SlotPlan
 from allfold_core.errors import AgentLost
+from allfold_core.protocol.rank_messages import Message, Outcome
 from allfold_core.short_lane.choice import LaneRules
 from allfold_core.short_lane.page import (
     FIRST,
@@ -29,7 +30,6 @@ from allfold_core.short_lane.page import (
     write_again,
     write_header,
 )
-from allfold_core.wire.local_wire import Message, Outcome
 
 # Some tens of microseconds where nothing else wants the processor.
 _SPINS = 50

@@ -10,7 +10,7 @@ from allfold._calls.call import Call
 from allfold._lane.lane_op import LaneOp
 from allfold._lane.lane_page import LanePage
 from allfold._tensors import TensorView
-from allfold_core.wire.local_wire import NO_FENCE, Region
+from allfold_core.protocol.rank_messages import NO_FENCE, Region
 
 
 class LaneMemory:

@@ -26,8 +26,8 @@ from allfold_core.errors import (
     PeerSentIncoherentTensor,
     from_json,
 )
-from allfold_core.wire.local_wire import MAX_MESSAGE, Message, pack_json
-from allfold_core.wire.state_wire import (
+from allfold_core.protocol.rank_messages import MAX_MESSAGE, Message, pack_json
+from allfold_core.protocol.state_blocks import (
     BLOCK_BYTES,
     MAX_SOURCES,
     WINDOW_BLOCKS,

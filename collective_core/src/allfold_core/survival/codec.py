@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from typing import Any, TypeVar
 
+from allfold_core.protocol.frames import FrameError
 from allfold_core.schema import Schema
 from allfold_core.survival.codec_parts import (
     check_named,
@@ -39,7 +40,6 @@ from allfold_core.survival.json_values import (
 )
 from allfold_core.survival.records import Stamp, Term
 from allfold_core.survival.reports import NO_LANE, Doubt, Fail, Install, Reason, Report, Wishes
-from allfold_core.wire.frames import FrameError
 
 SURVIVAL = Schema("message about the members of a group", 3)
 _NONSENSE = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from allfold_core.diagnosis.hindrances import Hindrances
+from allfold_core.diagnosis.stragglers import Hindrances
 from allfold_core.errors import (
     AllfoldError,
     BelowMinWorld,

@@ -10,7 +10,7 @@ import torch
 from allfold_agent.arithmetic.codecs import Codec, codec_of
 from allfold_agent.arithmetic.error_feedback import ResidualAttempt
 from allfold_agent.arithmetic.kernels import Arithmetic
-from allfold_core.codecs import Wire
+from allfold_core.dtypes import Wire
 from allfold_core.schedules.parts import End, Layout, Part
 
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 from allfold_agent.arithmetic.kernels import Arithmetic
 from allfold_agent.compilation.op_spec import OpSpec, sizes
 from allfold_agent.compilation.task_graph import TaskGraph, build
-from allfold_core.codecs import INT8_BLOCK, Wire
+from allfold_core.dtypes import INT8_BLOCK, Wire
 from allfold_core.operations import Fingerprint, Kind
 from allfold_core.plan import Plan
 from allfold_core.schedules.compiler import compile_program

@@ -18,9 +18,9 @@ from fastapi import FastAPI
 from allfold_agent import __version__
 from allfold_agent.agent import Agent
 from allfold_agent.control.status import problem_of
-from allfold_agent.http import addresses
 from allfold_agent.runtime.machine import reader
 from allfold_core.machine import describe
+from allfold_service import addresses
 
 Json = dict[str, Any]
 

@@ -9,7 +9,7 @@ from typing import Annotated
 from fastapi import FastAPI, Query
 
 from allfold_agent.agent import Agent
-from allfold_agent.edges.connection import EdgeCounters
+from allfold_agent.edges.connections import EdgeCounters
 from allfold_agent.edges.opening import Lane
 from allfold_agent.groups.flight_recorder import OpRecord, Recording, recording_of
 from allfold_agent.groups.group import Group

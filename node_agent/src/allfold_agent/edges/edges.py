@@ -6,13 +6,13 @@ import socket
 from collections.abc import Callable, Collection, Mapping
 from itertools import chain
 
-from allfold_agent.edges.connection import EdgeCounters
+from allfold_agent.edges.connections import EdgeCounters
 from allfold_agent.edges.in_edge import InEdge
-from allfold_agent.edges.link_rate import LinkRate
+from allfold_agent.edges.incoming import LinkRate
 from allfold_agent.edges.members import Life, Members
 from allfold_agent.edges.opening import Dial, EdgeRequest, Lane
 from allfold_agent.edges.out_edge import OutEdge
-from allfold_agent.http.receivers import Receiver
+from allfold_agent.edges.receivers import Receiver
 from allfold_agent.runtime.reactor import Reactor
 
 DialFrom = Callable[[EdgeRequest, str], Dial]

@@ -17,13 +17,17 @@ from time import monotonic
 
 import xxhash
 
-from allfold_agent.edges.connection import RECONNECT_SECONDS, EdgeCounters, await_bytes
-from allfold_agent.edges.out_connection import OutConnection
+from allfold_agent.edges.connections import (
+    RECONNECT_SECONDS,
+    EdgeCounters,
+    OutConnection,
+    await_bytes,
+)
 from allfold_agent.edges.outgoing import Cancellable, Frame, PayloadSource, SendQueue
 from allfold_agent.runtime.locks import make_rlock
 from allfold_agent.runtime.threads import start_thread
 from allfold_core.errors import InvalidArgument, PeerLost
-from allfold_core.wire.frames import FrameHeader
+from allfold_core.protocol.frames import FrameHeader
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from allfold_agent.runtime.buffers import Buffer
-from allfold_core.wire.frames import FrameHeader, FrameType
+from allfold_core.protocol.frames import FrameHeader, FrameType
 
 
 class SendQueue:

@@ -12,7 +12,7 @@ from collections import deque
 import torch
 
 from allfold_agent.edges.outgoing import SLOTS
-from allfold_core.wire.frames import FrameError, SharedRange
+from allfold_core.protocol.frames import FrameError, SharedRange
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p

@@ -7,11 +7,11 @@ from threading import Event
 
 import torch
 
-from allfold_agent.edges.in_connection import InConnection
+from allfold_agent.edges.connections import InConnection
 from allfold_agent.edges.incoming import ACK_BYTES, ACK_FRAMES, DamagedPayload, IncomingFrames
-from allfold_agent.http.receivers import Arriving, Receiver
+from allfold_agent.edges.receivers import Arriving, Receiver
 from allfold_agent.runtime.reactor import HUNG_UP, READABLE, Reactor
-from allfold_core.wire.frames import HEADER_SIZE, RANGE_SIZE, FrameHeader, FrameType
+from allfold_core.protocol.frames import HEADER_SIZE, RANGE_SIZE, FrameHeader, FrameType
 
 _LOOK_AGAIN_SECONDS = 1.0
 # An acknowledgement costs as much as a frame; the memory that it frees may wait for so long.

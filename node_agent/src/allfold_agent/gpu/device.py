@@ -2,22 +2,93 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from ctypes import string_at
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any
 
 import numpy as np
 
 from allfold_agent.gpu import kernels
 from allfold_agent.gpu.completions import Completions, FencePoller
-from allfold_agent.gpu.driver import call, load
 from allfold_agent.gpu.kernels import Variant
-from allfold_agent.gpu.releases import Releases
 from allfold_agent.runtime.locks import make_lock
 from allfold_core.errors import GpuFailed
+
+_CONTROL = Path("/dev/nvidiactl")
+_NO_DRIVER = "there is no NVIDIA driver"
+
+
+class CudaUnavailable(Exception):
+    """This process has no CUDA; says why."""
+
+
+@lru_cache(maxsize=1)
+def load() -> Any:
+    """The driver's functions, ready for use; :class:`CudaUnavailable` where there are none."""
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        reason = "cuda-bindings is not installed: see the extras cuda13 and cuda12 in docs/gpu.md"
+        raise CudaUnavailable(reason if _CONTROL.exists() else _NO_DRIVER) from error
+    try:
+        code, *_ = driver.cuInit(0)
+    except Exception as error:  # of a type that depends on the version of the binding
+        raise CudaUnavailable(_NO_DRIVER) from error
+    if code == driver.CUresult.CUDA_ERROR_NO_DEVICE:
+        raise CudaUnavailable("the NVIDIA driver shows no GPU")
+    if code:
+        raise CudaUnavailable(f"the NVIDIA driver does not work: {code.name}")
+    return driver
+
+
+def call(name: str, *arguments: Any) -> Any:
+    """Call a function of the driver; what it returns beside the error code.
+
+    Raises:
+        GpuFailed: it could not.
+    """
+    code, *results = getattr(load(), name)(*arguments)
+    if code:
+        raise GpuFailed(f"the GPU of the node agent: {name} failed with {code.name}")
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+log = logging.getLogger(__name__)
+
+Release = Callable[[], None]
+
+
+class Releases:
+    """A thread that does so, one after the other: nobody else waits for it.
+
+    Args:
+        name: of the thread.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._due: SimpleQueue[Release] = SimpleQueue()  # finalizers may put something in
+        Thread(target=self._run, name=name, daemon=True).start()
+
+    def later(self, release: Release) -> None:
+        """Have something let go of, after all that was asked for before it."""
+        self._due.put(release)
+
+    def _run(self) -> None:
+        while True:
+            release = self._due.get()
+            try:
+                release()
+            except Exception:
+                log.exception("memory that GPUs used is not given back")
+            del release  # it must not keep anything while nothing is due
+
 
 _UUID_BYTES = 16
 

@@ -11,8 +11,7 @@ from queue import SimpleQueue
 
 from allfold_agent.gpu import device, kernels
 from allfold_agent.gpu.completions import FencePoller
-from allfold_agent.gpu.device import Device, GpuName, RankMemory, find
-from allfold_agent.gpu.driver import CudaUnavailable
+from allfold_agent.gpu.device import CudaUnavailable, Device, GpuName, RankMemory, find
 from allfold_agent.gpu.kernels import KernelError, Variant
 from allfold_agent.runtime.buffers import MappedMemory
 from allfold_agent.runtime.locks import make_lock, make_rlock

@@ -28,9 +28,11 @@ from allfold_agent.groups.op_table import OpTable
 from allfold_agent.groups.outcomes import Outcomes, evicted
 from allfold_agent.groups.results import Results
 from allfold_agent.groups.term_record import record_of, with_seats
-from allfold_core.diagnosis.hindrances import Hindrances
+from allfold_core.diagnosis.stragglers import Hindrances
 from allfold_core.errors import AllfoldError, PeerLost
 from allfold_core.plan import Plan
+from allfold_core.protocol.peer_link import GroupMessage, LinkMessageType
+from allfold_core.protocol.rank_messages import OpMessage
 from allfold_core.survival import codec, records
 from allfold_core.survival.instructions import (
     Cancel,
@@ -50,8 +52,6 @@ from allfold_core.survival.instructions import (
 from allfold_core.survival.plans import first_epoch, first_record
 from allfold_core.survival.policy import GroupPolicy
 from allfold_core.survival.records import NO_EPOCH, Term
-from allfold_core.wire.local_wire import OpMessage
-from allfold_core.wire.peer_link import GroupMessage, LinkMessageType
 
 log = logging.getLogger(__name__)
 

@@ -10,11 +10,11 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
+from allfold_core.protocol.peer_link import LinkMessageType
 from allfold_core.survival import codec
 from allfold_core.survival.agent_machine import AgentMachine
 from allfold_core.survival.instructions import Instructions
 from allfold_core.survival.records import Stamp
-from allfold_core.wire.peer_link import LinkMessageType
 
 
 class ClosingSignals:

@@ -21,12 +21,17 @@ from allfold_agent.groups.watched_group import WatchedGroup
 from allfold_core.errors import AllfoldError, InvalidArgument, LocalError, PeerLost
 from allfold_core.incident import Incident
 from allfold_core.plan import Plan
+from allfold_core.protocol.peer_link import GroupMessage, LinkMessageType
+from allfold_core.protocol.rank_messages import (
+    MAX_OPEN_MESSAGES,
+    MAX_OPEN_OPS,
+    OpMessage,
+    P2PMessage,
+)
 from allfold_core.survival import codec
 from allfold_core.survival.judge import unpacked
 from allfold_core.survival.reports import Call, Doubt, Reason
 from allfold_core.verdict import refused_by
-from allfold_core.wire.local_wire import MAX_OPEN_MESSAGES, MAX_OPEN_OPS, OpMessage, P2PMessage
-from allfold_core.wire.peer_link import GroupMessage, LinkMessageType
 
 log = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from allfold_agent.p2p.engine import P2PEngine
 from allfold_agent.runtime.threads import start_thread
 from allfold_core.errors import AllfoldError, LocalError, PeerLost, PeerSentIncoherentTensor
 from allfold_core.plan import Plan
+from allfold_core.protocol.frames import FrameHeader
 from allfold_core.survival.records import Stamp
-from allfold_core.wire.frames import FrameHeader
 
 log = logging.getLogger(__name__)
 

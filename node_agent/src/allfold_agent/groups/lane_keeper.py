@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Protocol
 
-from allfold_agent.edges.connection import EdgeCounters
+from allfold_agent.edges.connections import EdgeCounters
 from allfold_agent.edges.lane_link import LaneDoor
 from allfold_agent.edges.members import Members
 from allfold_agent.edges.opening import EdgeRequest
@@ -31,9 +31,9 @@ from allfold_agent.groups.short_lane import ShortLane
 from allfold_agent.runtime import machine
 from allfold_core.errors import PeerLost, ServiceError
 from allfold_core.plan import Plan
+from allfold_core.protocol.frames import FrameHeader
+from allfold_core.protocol.rank_messages import OpMessage
 from allfold_core.short_lane.choice import MOST_NODES
-from allfold_core.wire.frames import FrameHeader
-from allfold_core.wire.local_wire import OpMessage
 
 log = logging.getLogger(__name__)
 

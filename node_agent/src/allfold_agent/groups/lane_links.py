@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from threading import Event
 
-from allfold_agent.edges.connection import EdgeCounters
+from allfold_agent.edges.connections import EdgeCounters
 from allfold_agent.edges.edges import DialFrom
 from allfold_agent.edges.lane_link import LaneDoor, LaneLink, OnFrame
 from allfold_agent.edges.members import Life, Members

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from allfold_agent.edges.link_rate import LinkRate
+from allfold_agent.edges.incoming import LinkRate
 from allfold_core.plan import Plan
 from allfold_core.pricing.per_link import MOST_NODES
 from allfold_core.pricing.slow_links import ChangeLimit, LinkTable, better_layout, describe

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from allfold_agent.edges.members import Life, lives_of
 from allfold_agent.groups.standstill import Obstacles
+from allfold_core.protocol.peer_link import GroupMessage
 from allfold_core.survival.records import Term
 from allfold_core.topology import Member
-from allfold_core.wire.peer_link import GroupMessage
 
 if TYPE_CHECKING:
     from allfold_agent.groups.agreeing_group import AgreeingGroup

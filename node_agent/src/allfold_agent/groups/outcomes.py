@@ -12,8 +12,8 @@ from allfold_agent.groups.flight_recorder import OpRecord, State, record
 from allfold_agent.groups.op_table import OpTable
 from allfold_agent.runtime.locks import make_lock
 from allfold_core.errors import AllfoldError, Evicted, ServiceError
+from allfold_core.protocol.rank_messages import Message, Outcome
 from allfold_core.survival.judge import NODE_LOST
-from allfold_core.wire.local_wire import Message, Outcome
 from allfold_service.metrics import Histogram
 
 

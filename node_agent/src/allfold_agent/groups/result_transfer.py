@@ -15,8 +15,8 @@ import xxhash
 from allfold_agent.groups.results import Result
 from allfold_agent.http.client import ClientExchange, read_error
 from allfold_agent.http.server import HttpExchange, allow, transfer_deadline, whole_number
+from allfold_agent.http.socket_io import receive_into, send_views
 from allfold_agent.http.transport import Transport
-from allfold_agent.http.wire import receive_into, send_views
 from allfold_core.errors import AllfoldError, LocalError, MismatchError, PeerSentIncoherentTensor
 
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
-from allfold_core.diagnosis.hindrances import Hindrances
+from allfold_core.diagnosis.stragglers import Hindrances
+from allfold_core.protocol.peer_link import LinkMessageType
 from allfold_core.survival import codec
 from allfold_core.survival.judge import judge_calls
 from allfold_core.survival.leader_machine import Freeze, LeaderMachine
@@ -14,7 +15,6 @@ from allfold_core.survival.policy import GroupPolicy
 from allfold_core.survival.records import Epoch, Term
 from allfold_core.survival.reports import Doubt, Install, Report, Wishes
 from allfold_core.topology import Layout
-from allfold_core.wire.peer_link import LinkMessageType
 
 # The orchestrator tells all nodes of a term at once; one that has not reported by then may have
 # no way to it.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from allfold_agent.execution.op import Op, RankEndpoint
 from allfold_agent.groups.lane_records import PostedOp
-from allfold_core.wire.local_wire import pack_hold
+from allfold_core.protocol.rank_messages import pack_hold
 
 if TYPE_CHECKING:
     from allfold_agent.groups.group import Group

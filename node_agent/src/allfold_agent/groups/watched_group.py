@@ -7,10 +7,10 @@ from functools import partial
 
 from allfold_agent.groups.agreeing_group import AgreeingGroup
 from allfold_agent.groups.epoch import NodeResources
+from allfold_core.protocol.peer_link import LinkMessageType
 from allfold_core.survival import codec, records
 from allfold_core.survival.records import Term
 from allfold_core.topology import Layout
-from allfold_core.wire.peer_link import LinkMessageType
 
 
 class WatchedGroup:

@@ -6,11 +6,11 @@ import socket
 import ssl
 from contextlib import suppress
 
-from allfold_agent.http.addresses import parse_address
 from allfold_agent.http.server import close_gently, refuse_blindly
-from allfold_agent.http.wire import arm, shortcut
+from allfold_agent.http.socket_io import arm, shortcut
 from allfold_agent.runtime.tunnels import Tunnels
 from allfold_core.errors import InvalidArgument, LocalError
+from allfold_service.addresses import parse_address
 from allfold_service.credentials import Credentials
 from allfold_service.tls import TlsIdentity, explain
 

@@ -24,9 +24,7 @@ from allfold_core.errors import (
     PeerMissing,
     RegisterNotFirstOperation,
 )
-from allfold_core.survival.reports import Doubt, Reason
-from allfold_core.verdict import name_ranks
-from allfold_core.wire.local_wire import (
+from allfold_core.protocol.rank_messages import (
     MAX_OPEN_MESSAGES,
     MAX_OPEN_OPS,
     Message,
@@ -35,6 +33,8 @@ from allfold_core.wire.local_wire import (
     P2PMessage,
     pack_hold,
 )
+from allfold_core.survival.reports import Doubt, Reason
+from allfold_core.verdict import name_ranks
 
 _JUDGE_AGAIN_SECONDS = 1.0
 _LOOK_AT_ALL_SECONDS = 0.01

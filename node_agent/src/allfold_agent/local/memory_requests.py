@@ -12,7 +12,7 @@ from allfold_agent.local.rank_connection import RankConnection, refuse_request
 from allfold_agent.runtime.reactor import Reactor
 from allfold_agent.runtime.threads import WorkerPool
 from allfold_core.errors import AllfoldError, InvalidArgument
-from allfold_core.wire.local_wire import SEGMENT, Message, pack_json
+from allfold_core.protocol.rank_messages import SEGMENT, Message, pack_json
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from allfold_agent.groups.short_lane import ShortLane
 from allfold_agent.runtime.buffers import MappedMemory
 from allfold_agent.runtime.locks import make_lock
 from allfold_core.errors import AllfoldError, InvalidArgument
-from allfold_core.wire.local_wire import (
+from allfold_core.protocol.rank_messages import (
     FENCE_WORD,
     Fence,
     Message,

@@ -34,9 +34,7 @@ from allfold_core.errors import (
     MultipleUnregister,
     RegisterNotFirstOperation,
 )
-from allfold_core.survival.json_values import read_seq, read_text
-from allfold_core.verdict import LEFT
-from allfold_core.wire.local_wire import (
+from allfold_core.protocol.rank_messages import (
     NO_FENCE,
     PROTOCOL_VERSION,
     Message,
@@ -48,6 +46,8 @@ from allfold_core.wire.local_wire import (
     pack_taken,
     unpack_json,
 )
+from allfold_core.survival.json_values import read_seq, read_text
+from allfold_core.verdict import LEFT
 
 log = logging.getLogger(__name__)
 

@@ -23,14 +23,14 @@ from allfold_agent.tensors.offers import Description, Offer, Offers
 from allfold_agent.tensors.pull import Pull
 from allfold_agent.tensors.source import Source
 from allfold_core.errors import AllfoldError, InvalidArgument, WorldChanged
-from allfold_core.schema import read_object
-from allfold_core.wire.local_wire import MAX_MESSAGE, check_timeout
-from allfold_core.wire.state_wire import (
+from allfold_core.protocol.rank_messages import MAX_MESSAGE, check_timeout
+from allfold_core.protocol.state_blocks import (
     BLOCK_BYTES,
     MAX_SOURCES,
     WINDOW_BLOCKS,
     TransferMessage,
 )
+from allfold_core.schema import read_object
 
 log = logging.getLogger(__name__)
 _START_SECONDS = 5.0

@@ -14,11 +14,11 @@ from allfold_agent.groups.registry import Registry
 from allfold_agent.membership.group_terms import EarlyNotices
 from allfold_agent.membership.link import LinkListener
 from allfold_agent.membership.links import PeerLinks
+from allfold_core.protocol.frames import FrameError
+from allfold_core.protocol.peer_link import Floor, GroupMessage, LinkMessageType, Progress
 from allfold_core.survival import codec
 from allfold_core.survival.suspicion import Awaited, Observation
 from allfold_core.topology import Member
-from allfold_core.wire.frames import FrameError
-from allfold_core.wire.peer_link import Floor, GroupMessage, LinkMessageType, Progress
 
 log = logging.getLogger(__name__)
 

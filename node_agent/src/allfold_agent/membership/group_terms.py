@@ -14,7 +14,7 @@ from allfold_agent.groups.outcomes import evicted
 from allfold_agent.groups.registry import LastTerm, Registry
 from allfold_agent.runtime.locks import make_lock
 from allfold_agent.runtime.reactor import Reactor
-from allfold_core.wire.frames import FrameError
+from allfold_core.protocol.frames import FrameError
 
 MAX_KEPT = 1024
 # For as long as a plan may take on a node that is overloaded.

@@ -29,7 +29,7 @@ from allfold_agent.membership.link_dialling import (
 )
 from allfold_agent.runtime.reactor import Reactor
 from allfold_core.errors import AllfoldError, ServiceError
-from allfold_core.wire.peer_link import Chosen, Floor, GroupMessage, Hello, Progress
+from allfold_core.protocol.peer_link import Chosen, Floor, GroupMessage, Hello, Progress
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

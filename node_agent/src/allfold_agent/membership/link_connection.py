@@ -11,9 +11,9 @@ from typing import Protocol
 
 from allfold_agent.runtime.locks import make_lock
 from allfold_agent.runtime.reactor import HUNG_UP, READABLE, WRITABLE, Reactor
+from allfold_core.protocol.frames import FrameError
+from allfold_core.protocol.peer_link import MAX_BODY, Hello, LinkMessage, LinkReader
 from allfold_core.survival.suspicion import PONG_WINDOW_SECONDS, RecentMaximum
-from allfold_core.wire.frames import FrameError
-from allfold_core.wire.peer_link import MAX_BODY, Hello, LinkMessage, LinkReader
 
 # Answers to older ones are not measured.
 _REMEMBERED = 100

@@ -12,8 +12,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
+from allfold_agent.edges.link_probe import Link, worse
 from allfold_agent.groups.group import Group
-from allfold_agent.membership.link_probe import Link, worse
 from allfold_agent.membership.orchestrator_client import (
     Forgotten,
     OrchestratorClient,

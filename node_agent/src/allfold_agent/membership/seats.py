@@ -30,11 +30,11 @@ from allfold_core.errors import (
     PeerMissing,
     ServiceError,
 )
-from allfold_core.group_key import digest
+from allfold_core.group_options import digest_of_key
 from allfold_core.plan import Plan
+from allfold_core.protocol.rank_messages import LONGEST_TIMEOUT
 from allfold_core.survival.plans import joining_plan
 from allfold_core.verdict import name_ranks
-from allfold_core.wire.local_wire import LONGEST_TIMEOUT
 
 log = logging.getLogger(__name__)
 
@@ -209,7 +209,7 @@ class Seats:
     async def _ask_for_plan(self, request: dict[str, Any], deadline: float) -> dict[str, Any]:
         seat = {key: request[key] for key in _SEAT_KEYS if key in request}
         seat["join_timeout"] = float(request["init_timeout"])
-        seat["key"] = digest(request["group"], request.get("key", ""))
+        seat["key"] = digest_of_key(request["group"], request.get("key", ""))
 
         def pack(number: int) -> str:  # when it is sent again, time has passed
             node = {"node": self._registration.node, "incarnation": self._registration.incarnation}

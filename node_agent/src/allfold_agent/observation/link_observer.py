@@ -14,7 +14,7 @@ from allfold_agent.runtime.locks import make_lock
 from allfold_agent.runtime.tunnels import crosses_a_wire
 from allfold_core.diagnosis.links import LinkSample, LinkTrouble, LinkWatch, worst
 from allfold_core.incident import Cause, Effect, Incident, link_culprit
-from allfold_core.wire.peer_link import LinkMessageType
+from allfold_core.protocol.peer_link import LinkMessageType
 
 _MICROSECOND = 1e-6
 _APP_LIMITED = 0x01  # of the byte at offset 7

@@ -15,7 +15,7 @@ from allfold_agent.observation.processes import look_at, stacks_of
 from allfold_agent.observation.samples import GroupSampler
 from allfold_core.diagnosis.processes import Finding, ProcessLook, explain, lock_holder
 from allfold_core.incident import Cause, Effect, Incident, rank_culprit
-from allfold_core.wire.peer_link import LinkMessageType
+from allfold_core.protocol.peer_link import LinkMessageType
 
 # From here on the ranks that are missing are looked at, and other nodes are told.
 _LOOK_SECONDS = 0.25

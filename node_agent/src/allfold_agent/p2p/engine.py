@@ -41,11 +41,11 @@ from allfold_core.errors import (
 )
 from allfold_core.mailbox import ANY_SOURCE, Envelope
 from allfold_core.plan import Plan
+from allfold_core.protocol.frames import FrameHeader, FrameType
+from allfold_core.protocol.rank_messages import P2PMessage
 from allfold_core.survival.plans import first_epoch
 from allfold_core.survival.records import Seat
 from allfold_core.verdict import LEFT
-from allfold_core.wire.frames import FrameHeader, FrameType
-from allfold_core.wire.local_wire import P2PMessage
 
 log = logging.getLogger(__name__)
 

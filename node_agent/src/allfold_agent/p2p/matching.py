@@ -21,7 +21,7 @@ from allfold_agent.runtime.buffers import BufferPool
 from allfold_agent.runtime.threads import WorkerPool
 from allfold_core.errors import AllfoldError
 from allfold_core.mailbox import Mailbox, Wanted
-from allfold_core.wire.frames import FrameType
+from allfold_core.protocol.frames import FrameType
 
 # What is kept of messages that nobody has received yet; beyond it their content is asked for again.
 KEPT_BYTES = 16 << 20

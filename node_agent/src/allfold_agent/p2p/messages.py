@@ -16,9 +16,9 @@ from allfold_agent.runtime.buffers import Buffer
 from allfold_core.dtypes import DType
 from allfold_core.errors import AllfoldError, InvalidArgument, MismatchError, PeerLost, PeerMissing
 from allfold_core.mailbox import ANY_SOURCE, Envelope, describe_tensor
+from allfold_core.protocol.frames import UNKNOWN_BEHIND, FrameHeader, FrameType
+from allfold_core.protocol.rank_messages import Message, Outcome, P2PMessage, check_timeout
 from allfold_core.verdict import LEFT, numbering
-from allfold_core.wire.frames import UNKNOWN_BEHIND, FrameHeader, FrameType
-from allfold_core.wire.local_wire import Message, Outcome, P2PMessage, check_timeout
 
 PARCEL_BYTES = 512 * 1024
 

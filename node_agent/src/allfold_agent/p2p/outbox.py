@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import count
 from time import monotonic
 
-from allfold_agent.edges.connection import RECONNECT_SECONDS
+from allfold_agent.edges.connections import RECONNECT_SECONDS
 from allfold_agent.edges.edges import Edges
 from allfold_agent.p2p.messages import (
     MessageSender,
@@ -18,7 +18,7 @@ from allfold_agent.p2p.messages import (
 from allfold_agent.p2p.seats import Seats
 from allfold_core.errors import AllfoldError
 from allfold_core.mailbox import Envelope
-from allfold_core.wire.frames import FrameType
+from allfold_core.protocol.frames import FrameType
 
 # A longer message is sent when a receive has taken its offer. A shorter one takes no longer than
 # the asking would.

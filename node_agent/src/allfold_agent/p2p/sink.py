@@ -11,7 +11,7 @@ from allfold_agent.p2p.messages import MessageLanding, Transfer
 from allfold_agent.runtime.buffers import BufferPool
 from allfold_agent.runtime.locks import make_lock
 from allfold_core.errors import AllfoldError, PeerSentIncoherentTensor
-from allfold_core.wire.frames import FrameHeader, FrameType
+from allfold_core.protocol.frames import FrameHeader, FrameType
 
 _LONGEST_NOTE = 128 * 1024
 

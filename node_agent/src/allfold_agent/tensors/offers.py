@@ -17,10 +17,10 @@ from time import monotonic
 import xxhash
 
 from allfold_agent.http.server import HttpExchange, allow, peer_is_there, transfer_deadline
-from allfold_agent.http.wire import Headers, send_views
+from allfold_agent.http.socket_io import Headers, send_views
 from allfold_agent.runtime.locks import make_condition, make_lock
 from allfold_core.errors import AllfoldError, InvalidArgument, LocalError, PeerLost, PeerMissing
-from allfold_core.wire.state_wire import BLOCK_BYTES, Block, spans
+from allfold_core.protocol.state_blocks import BLOCK_BYTES, Block, spans
 
 # Clients tidy the path segments "." and ".." away.
 _ID = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._:-]{1,256}")

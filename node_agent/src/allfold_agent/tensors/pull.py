@@ -28,7 +28,7 @@ from allfold_core.errors import (
     PeerMissing,
     ServiceError,
 )
-from allfold_core.wire.state_wire import BLOCK_BYTES, Block, TransferMessage, spans
+from allfold_core.protocol.state_blocks import BLOCK_BYTES, Block, TransferMessage, spans
 
 log = logging.getLogger(__name__)
 

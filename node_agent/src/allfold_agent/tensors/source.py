@@ -8,8 +8,8 @@ from time import monotonic
 from typing import NoReturn
 
 from allfold_agent.http.client import ClientExchange, ResponseHead, read_error
+from allfold_agent.http.socket_io import Headers, receive_into, send_views
 from allfold_agent.http.transport import Transport, shut_down
-from allfold_agent.http.wire import Headers, receive_into, send_views
 from allfold_agent.tensors.offers import LONGEST_WAIT, Description, check_id, digest_header
 from allfold_core.errors import PeerLost, PeerSentIncoherentTensor
 

@@ -9,7 +9,7 @@ from allfold_agent.runtime.locks import make_condition
 from allfold_agent.tensors.offers import Description
 from allfold_agent.tensors.source import Source
 from allfold_core.errors import PeerSentIncoherentTensor
-from allfold_core.wire.state_wire import spans
+from allfold_core.protocol.state_blocks import spans
 
 # A block that one source takes so long for is fetched from another as well, at the end of a pull.
 HEDGE_SECONDS = 0.5

@@ -7,8 +7,8 @@ from typing import Any
 
 from allfold_core.incident import LOST_SECONDS
 from allfold_orchestrator.store import keys
-from allfold_orchestrator.store.clock import Clock
 from allfold_orchestrator.store.failures import store_errors
+from allfold_orchestrator.store.life import Clock
 from allfold_orchestrator.store.redis_client import Client
 
 

@@ -13,7 +13,7 @@ from allfold.cli._bench.kinds import KINDS
 from allfold.cli._bench.lines import Wanted, sizes
 from allfold.cli._parameters import Size, Strategy
 from allfold.cli._run import run
-from allfold_core.codecs import Wire
+from allfold_core.dtypes import Wire
 from allfold_core.operations import AUTO
 from allfold_core.schedules.registry import STRATEGIES
 

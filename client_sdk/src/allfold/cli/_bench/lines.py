@@ -10,8 +10,7 @@ import numpy as np
 from allfold._options import Options
 from allfold.cli._bench.data import Bench
 from allfold.cli._bench.kinds import KINDS
-from allfold_core.codecs import Wire
-from allfold_core.dtypes import DType
+from allfold_core.dtypes import DType, Wire
 from allfold_core.errors import InvalidArgument
 from allfold_core.operations import AUTO, Kind, ReduceOp
 from allfold_core.pricing.choose import check_slices

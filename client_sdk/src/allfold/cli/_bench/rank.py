@@ -14,7 +14,7 @@ import allfold
 from allfold.cli._bench.data import Array, Bench, Share
 from allfold.cli._bench.kinds import KINDS
 from allfold.cli._bench.lines import Wanted, sizes
-from allfold_core.codecs import Wire
+from allfold_core.dtypes import Wire
 from allfold_core.verdict import counted
 
 # More than what is moved ever is.

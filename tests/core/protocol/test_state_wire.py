@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allfold_core.wire.state_wire import BLOCK_BYTES, Block, TransferMessage, spans
+from allfold_core.protocol.state_blocks import BLOCK_BYTES, Block, TransferMessage, spans
 
 BLOCK = Block(start=3 * BLOCK_BYTES, nbytes=1000, slot=7)
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from enum import IntEnum
 from typing import Any, NamedTuple
 
+from allfold_core.protocol.frames import FrameError
 from allfold_core.schema import read_object
-from allfold_core.wire.frames import FrameError
 
 MAGIC = 0xAF02
 LINK_PROTOCOL = "allfold-link/1"

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allfold_core.wire import peer_link
-from allfold_core.wire.frames import FrameError
-from allfold_core.wire.peer_link import (
+from allfold_core.protocol import peer_link
+from allfold_core.protocol.frames import FrameError
+from allfold_core.protocol.peer_link import (
     HEADER_SIZE,
     MAX_BODY,
     Chosen,

@@ -13,9 +13,9 @@ from threading import Event, Thread
 import pytest
 
 from allfold_agent.data_port import DataPort
+from allfold_agent.edges import link_probe
+from allfold_agent.edges.link_probe import PROBE_PROTOCOL, PROBE_TARGET, Link, measure, worse
 from allfold_agent.http.client import upgrade
-from allfold_agent.membership import link_probe
-from allfold_agent.membership.link_probe import PROBE_PROTOCOL, PROBE_TARGET, Link, measure, worse
 from allfold_agent.tensors.offers import Offers
 from allfold_core.errors import AllfoldError, LocalError, PeerLost
 from tests.support.credentials import transport

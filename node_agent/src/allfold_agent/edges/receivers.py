@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from allfold_core.errors import AllfoldError
-from allfold_core.wire.frames import FrameHeader
+from allfold_core.protocol.frames import FrameHeader
 
 
 class Landing(Protocol):
