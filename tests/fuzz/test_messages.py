@@ -31,12 +31,12 @@ from allfold_core.protocol.peer_link import (
     Chosen,
     Floor,
     GroupMessage,
+    GroupProgress,
     Hello,
     LinkMessageType,
     LinkReader,
     Ping,
     Pong,
-    Progress,
 )
 from allfold_core.protocol.rank_messages import (
     FIRST_PAIR,
@@ -49,7 +49,7 @@ from allfold_core.protocol.rank_messages import (
     pack_json,
     unpack_json,
 )
-from allfold_core.protocol.state_blocks import Block
+from allfold_core.protocol.state_blocks import StateBlock
 from allfold_core.schema import read_object
 from allfold_orchestrator.links import messages
 from allfold_service import credentials as tokens
@@ -69,7 +69,7 @@ FRAMES = [
 LINKS = [
     Hello("node-a", "3f").pack(),
     Chosen(3).pack(),
-    Ping(7, (Progress("train", 3, 11, 12, 99), Progress("größe", 4, -1, -1, 0))).pack(),
+    Ping(7, (GroupProgress("train", 3, 11, 12, 99), GroupProgress("größe", 4, -1, -1, 0))).pack(),
     Pong(7, (Floor("train", 3, 11, ("node-b", "node-c")),)).pack(),
     GroupMessage(LinkMessageType.FREEZE, "train", 3, {"round": [1, {"a": None}]}).pack(),
 ]
@@ -83,7 +83,7 @@ CALLS = [
     ).pack(),
     Outcome(Message.DONE, 0, 3, 1, 2).pack(),
     Outcome(Message.FAILED, 0, 3, 1, body={"code": "AF302", "message": "lost"}).pack(),
-    Block(4 << 20, 4 << 20, 3).pack(),
+    StateBlock(4 << 20, 4 << 20, 3).pack(),
     pack_json(Message.JOIN, {"group": "train", "rank": 0, "request": 1}),
 ]
 _VOTER = {"incarnation": "1", "data_address": "a:1", "control_url": "http://a:2"}
@@ -169,7 +169,13 @@ def test_a_link_keeps_no_more_than_the_longest_message() -> None:
 @tries(500)
 @given(mutated(CALLS))
 def test_messages_of_the_local_socket_are_read_or_refused(data: bytes) -> None:
-    for decode in (OpMessage.unpack, P2PMessage.unpack, Outcome.unpack, Block.unpack, unpack_json):
+    for decode in (
+        OpMessage.unpack,
+        P2PMessage.unpack,
+        Outcome.unpack,
+        StateBlock.unpack,
+        unpack_json,
+    ):
         try:
             decode(data)
         except ValueError:

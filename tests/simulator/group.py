@@ -14,7 +14,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-from allfold_agent.edges.members import Members
+from allfold_agent.edges.members import GroupNodes
 from allfold_agent.groups.agreeing_group import AgreeingGroup
 from allfold_agent.groups.agreement import Agreement
 from allfold_agent.groups.epoch import Epoch, EpochTable
@@ -96,7 +96,7 @@ class SimulatedGroup(AgreeingGroup):
         term = codec.term_of_record(self.record)
         self.lost_before = frozenset(term.lost)
         first = NO_EPOCH if joins else first_epoch(plan)
-        self.members = Members(plan.members, term)
+        self.members = GroupNodes(plan.members, term)
         nothing = cast(Any, _Nothing())
         self._residuals = self.outcomes = self._lost_ranks = self.lanes = nothing
         self.edges, self.p2p = cast(Any, _Edges(agent)), cast(Any, _Nothing())

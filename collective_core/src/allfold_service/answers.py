@@ -70,7 +70,7 @@ def refusal(error: AllfoldError, status: int | None = None) -> StampedResponse:
 
 
 def answer_errors(app: FastAPI, service: str) -> None:
-    """Have ``app`` answer every failure in the one form.
+    """Make ``app`` answer every failure in the one form.
 
     Args:
         service: what people call it, for the answer to a bug.

@@ -17,7 +17,7 @@ from allfold_agent.edges.link_probe import PROBE_PROTOCOL, serve_probe
 from allfold_agent.edges.opening import EdgeRequest
 from allfold_agent.groups.result_transfer import ResultRequest, serve_result
 from allfold_agent.groups.results import Result
-from allfold_agent.http.connections import Connection, ConnectionLimits, Connections, Stage
+from allfold_agent.http.connections import ConnectionLimits, Connections, PortConnection, Stage
 from allfold_agent.http.server import (
     BadRequest,
     HttpExchange,
@@ -164,7 +164,7 @@ class DataPort:
         else:
             close_gently(sock, _REFUSE_LINGER)
 
-    def _serve(self, connection: Connection) -> None:
+    def _serve(self, connection: PortConnection) -> None:
         """A connection's thread: requests, until the peer is done or one takes the socket over."""
         sock = connection.sock
         taker: SocketTaker | None = None
@@ -200,7 +200,7 @@ class DataPort:
             return
         close_gently(sock)
 
-    def _converse(self, connection: Connection) -> SocketTaker | None:
+    def _converse(self, connection: PortConnection) -> SocketTaker | None:
         early, sock = b"", connection.sock
         while not self._closed.is_set():
             exchange = read_request(sock, early, **self._patience(connection))
@@ -215,14 +215,14 @@ class DataPort:
             early = exchange.early
         return None
 
-    def _patience(self, connection: Connection) -> dict[str, float]:
+    def _patience(self, connection: PortConnection) -> dict[str, float]:
         """Return how long a connection may take until its next request, and for its head."""
         if connection.stage is not Stage.STRANGER:
             return {"idle": self._idle_timeout, "timeout": self._stall_timeout}
         left = connection.began + self._limits.greeting_seconds - monotonic()
         return {"idle": max(left, _LEAST_SECONDS), "timeout": max(left, _LEAST_SECONDS)}
 
-    def _answer(self, connection: Connection, exchange: HttpExchange) -> SocketTaker | None:
+    def _answer(self, connection: PortConnection, exchange: HttpExchange) -> SocketTaker | None:
         try:
             self._authorize(exchange)
             opens = any(map(exchange.wants, _OPENED))
@@ -277,7 +277,7 @@ class DataPort:
     def _switch(
         self, exchange: HttpExchange, protocol: str, grant: Callable[[], SocketTaker]
     ) -> SocketTaker:
-        """Let the connection go over to another protocol, if whoever grants it does not object."""
+        """Switch the connection to another protocol, unless whoever grants it objects."""
         if not exchange.wants(protocol):
             error = LocalError(f"this needs Upgrade: {protocol}", http_status=426)
             error.details["protocol"] = protocol

@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from allfold_agent.agent import Agent
+from allfold_agent.agent import NodeAgent
 from allfold_agent.control.app import make_app
 from allfold_agent.settings import AgentSettings
 from allfold_service import addresses
@@ -49,7 +49,7 @@ async def serve(settings: AgentSettings, ready_file: str | None) -> None:
         "data_address": addresses.local(bound(data)),
         "socket": settings.socket,
     }
-    agent = Agent(settings, control, data)
+    agent = NodeAgent(settings, control, data)
     server = Server(
         make_app(agent),
         credentials.tls,

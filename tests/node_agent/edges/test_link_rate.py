@@ -19,13 +19,13 @@ MIB = 1 << 20
 def test_a_rate_is_known_from_several_samples_and_one_odd_sample_does_not_count() -> None:
     rate = LinkRate()
     for seconds in (4.0, 400.0):
-        rate.note(4 * MIB, seconds)
+        rate.add_sample(4 * MIB, seconds)
         assert rate.bytes_per_second is None
-    rate.note(4 * MIB, 4.0)
+    rate.add_sample(4 * MIB, 4.0)
     assert rate.bytes_per_second == MIB
     assert rate.samples == 3
     for _ in range(3):
-        rate.note(4 * MIB, 0.4)
+        rate.add_sample(4 * MIB, 0.4)
     assert rate.bytes_per_second == pytest.approx(10 * MIB), "the latest ones"
 
 
@@ -36,21 +36,21 @@ def test_a_link_that_was_not_used_for_long_is_measured_anew(
     monkeypatch.setattr(incoming, "monotonic", lambda: now)
     rate = LinkRate()
     for _ in range(5):
-        rate.note(4 * MIB, 4.0)
+        rate.add_sample(4 * MIB, 4.0)
     now += 299.0
-    rate.note(4 * MIB, 0.4)
+    rate.add_sample(4 * MIB, 0.4)
     assert rate.bytes_per_second == MIB
     now += 2.0
-    rate.note(4 * MIB, 0.4)
+    rate.add_sample(4 * MIB, 0.4)
     assert rate.bytes_per_second is None, "two samples are too few"
-    rate.note(4 * MIB, 0.4)
+    rate.add_sample(4 * MIB, 0.4)
     assert rate.bytes_per_second == pytest.approx(10 * MIB)
 
 
 def test_a_slow_link_needs_no_long_payloads_to_be_known() -> None:
     rate = LinkRate()
     for _ in range(3):
-        rate.note(64 << 10, 0.5)
+        rate.add_sample(64 << 10, 0.5)
     assert rate.bytes_per_second == 128 << 10
 
 

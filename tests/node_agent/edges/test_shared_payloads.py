@@ -213,6 +213,6 @@ def test_a_buffer_keeps_its_slot_until_there_are_more_buffers_than_slots() -> No
     for number, buffer in enumerate(every):
         assert sent_files.slot_of(buffer) is None
         assert sent_files.next_slot == number % SLOTS
-        sent_files.note(buffer)
+        sent_files.add(buffer)
     assert [sent_files.slot_of(each) for each in every[:3]] == [None, None, 2]
     assert [sent_files.slot_of(each) for each in every[-2:]] == [0, 1]

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from allfold_agent.edges.members import Members
+from allfold_agent.edges.members import GroupNodes
 from allfold_agent.execution.op import RankEndpoint
 from allfold_agent.groups.epoch import Epoch, NodeResources
 from allfold_agent.groups.lane_keeper import LaneGroup, LaneKeeper
@@ -65,7 +65,7 @@ class Passing:
         self._keeper = LaneKeeper(
             cast(LaneGroup, group),
             plan,
-            Members(plan.members, first_term(plan)),
+            GroupNodes(plan.members, first_term(plan)),
             cast(NodeResources, resources),
         )
 

@@ -39,7 +39,7 @@ class Watched:
     def measure(self, source: int, destination: int, rate: float) -> None:
         found = self.local.groups[destination].edges.rates()[f"node{source}"]
         for _ in range(5):
-            found.note(4 << 20, (4 << 20) / rate)
+            found.add_sample(4 << 20, (4 << 20) / rate)
 
     def measure_all(self, rate: float) -> None:
         nodes = range(len(self.local.groups))

@@ -12,7 +12,8 @@ from unittest.mock import create_autospec
 
 from allfold_agent.gpu.completions import FencePoller
 from allfold_agent.gpu.gpus import Gpus
-from allfold_agent.local.server import LocalServer, Registrar
+from allfold_agent.local.memberships import Registrar
+from allfold_agent.local.server import LocalServer
 from allfold_agent.local.state_transfers import StateTransfers
 from allfold_agent.runtime.reactor import Reactor
 from allfold_agent.runtime.threads import WorkerPool

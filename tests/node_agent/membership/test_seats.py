@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from allfold_agent.edges.link_probe import Link
+from allfold_agent.edges.link_probe import MeasuredLink
 from allfold_agent.membership import control_messages
-from allfold_agent.membership.draining import Draining
+from allfold_agent.membership.draining import NodeDrain
 from allfold_core.errors import (
     AllfoldError,
     GroupFull,
@@ -67,7 +67,7 @@ async def test_ranks_wait_until_the_links_are_measured(one: ScriptedOrchestrator
     one.lease_seconds = 60
     over = Event()
 
-    def probe(address: str) -> Link:
+    def probe(address: str) -> MeasuredLink:
         over.wait(30)
         return LINKS[address]
 
@@ -268,7 +268,7 @@ async def test_a_rank_whose_node_drains_while_it_waits_gives_its_seat_back(
     one: ScriptedOrchestrator,
 ) -> None:
     one.formation = None
-    draining = Draining("a", list, lambda _: None)
+    draining = NodeDrain("a", list, lambda _: None)
     async with linked_node(one.url) as node:
         link = await one.is_linked()
         body = {**JOIN, "init_timeout": 3600}

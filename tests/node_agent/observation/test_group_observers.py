@@ -122,7 +122,7 @@ SLOW_LINK = LinkTrouble(Cause.SLOW_LINK, "is slow", {"rate": 1e6})
 @pytest.fixture
 def troubles(monkeypatch: pytest.MonkeyPatch) -> Troubles:
     found = Troubles()
-    monkeypatch.setattr(link_observer, "LinkWatch", lambda: found)
+    monkeypatch.setattr(link_observer, "ConnectionWatch", lambda: found)
     monkeypatch.setattr(link_observer, "sample", lambda _: object())
     return found
 

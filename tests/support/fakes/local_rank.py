@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from allfold_agent.groups.group import Group
-from allfold_agent.local.server import PROCESS_ENDED
+from allfold_agent.local.memberships import PROCESS_ENDED
 from allfold_agent.runtime.buffers import MappedMemory
 from allfold_core.dtypes import DType, Wire
 from allfold_core.errors import AllfoldError, from_dict

@@ -15,7 +15,7 @@ class Hindrances:
     def __init__(self) -> None:
         self._open: dict[str, tuple[Incident, float]] = {}  # by id, and when it was heard
 
-    def note(self, incident: Incident, now: float) -> None:
+    def take_in(self, incident: Incident, now: float) -> None:
         """Note an incident, or that it is over.
 
         Args:
@@ -143,7 +143,7 @@ class StragglerWatch:
         self._named: Straggler | None = None
         self._missed = 0
 
-    def note(self, times: Mapping[int, OwnTime]) -> Straggler | None:
+    def judge(self, times: Mapping[int, OwnTime]) -> Straggler | None:
         """Take the times of one more window; return the rank that is named now."""
         found = slowest(times)
         rank = -1 if found is None else found.rank

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from fastapi import FastAPI, Query
 
-from allfold_agent.agent import Agent
+from allfold_agent.agent import NodeAgent
 from allfold_agent.edges import link_probe
 from allfold_agent.http import client
 from allfold_agent.http.transport import Transport
@@ -34,7 +34,7 @@ class WrongNode(Exception):
     """Another node answers at an address."""
 
 
-def add_peer_checks(app: FastAPI, agent: Agent) -> None:
+def add_peer_checks(app: FastAPI, agent: NodeAgent) -> None:
     one_at_a_time = make_lock("peer check")
 
     @app.post("/v1/checks/peer")

@@ -8,9 +8,9 @@ from typing import Annotated
 
 from fastapi import FastAPI, Query
 
-from allfold_agent.agent import Agent
+from allfold_agent.agent import NodeAgent
 from allfold_agent.edges.connections import EdgeCounters
-from allfold_agent.edges.opening import Lane
+from allfold_agent.edges.opening import Traffic
 from allfold_agent.groups.flight_recorder import OpRecord, Recording, recording_of
 from allfold_agent.groups.group import Group
 from allfold_agent.groups.link_watch import describe_layout
@@ -20,7 +20,7 @@ from allfold_core import agent_answers
 from allfold_core.agent_answers import (
     ClockReading,
     Clocks,
-    Flight,
+    FlightAnswer,
     GroupStatus,
     History,
     Json,
@@ -32,7 +32,7 @@ from allfold_core.agent_answers import (
 Limit = Annotated[int, Query(ge=1, le=RECORDED_OPS)]
 
 
-def add_status(app: FastAPI, agent: Agent) -> None:
+def add_status(app: FastAPI, agent: NodeAgent) -> None:
     """Add the routes of the status, the history and the incidents."""
 
     @app.get("/v1/status", response_model=Json)
@@ -69,7 +69,7 @@ def add_status(app: FastAPI, agent: Agent) -> None:
         return {"node": agent.settings.name, "incidents": [each.to_dict() for each in found]}
 
 
-def problem_of(agent: Agent) -> str | None:
+def problem_of(agent: NodeAgent) -> str | None:
     """Return the reason for which no rank can join at the moment; ``None`` if ranks can."""
     return agent.draining.problem or agent.registration.problem
 
@@ -99,9 +99,9 @@ def describe_group(group: Group) -> GroupStatus:
         "edges": [
             _describe_edge(lane, peer, direction, counters)
             for lane, edges in (
-                (Lane.OPS, group.edges),
-                (Lane.PAIRS, group.p2p.edges),
-                (Lane.SHORT, group.lanes),
+                (Traffic.OPS, group.edges),
+                (Traffic.PAIRS, group.p2p.edges),
+                (Traffic.SHORT, group.lanes),
             )
             for direction, peer, counters in edges.counters()
         ],
@@ -119,7 +119,7 @@ def _describe_op(op: WaitingOp, now: float) -> OpStatus:
     }
 
 
-def _describe_edge(lane: Lane, peer: str, direction: str, counters: EdgeCounters) -> Json:
+def _describe_edge(lane: Traffic, peer: str, direction: str, counters: EdgeCounters) -> Json:
     return {
         "lane": lane.value,
         "peer": peer,
@@ -130,7 +130,7 @@ def _describe_edge(lane: Lane, peer: str, direction: str, counters: EdgeCounters
     }
 
 
-def add_flight(app: FastAPI, agent: Agent) -> None:
+def add_flight(app: FastAPI, agent: NodeAgent) -> None:
     """Add the routes of the flight recorder."""
 
     @app.get("/v1/clock", response_model=Json)
@@ -139,7 +139,7 @@ def add_flight(app: FastAPI, agent: Agent) -> None:
         return {"node": agent.settings.name, "clock": read_clock()}
 
     @app.get("/v1/flight", response_model=Json)
-    async def flight(group: str = "", limit: Limit = 128) -> Flight:
+    async def flight(group: str = "", limit: Limit = 128) -> FlightAnswer:
         """The latest ops of all groups, or of those of one name: ended ones and those in flight.
 
         ``start`` of an op is on the node's monotonic clock, which ``clock`` shows at the time of
@@ -165,7 +165,9 @@ def read_clock() -> Clocks:
     return {"monotonic": monotonic(), "wall": time()}
 
 
-def _describe_recording(recording: Recording, limit: int, now: Clocks) -> agent_answers.Recording:
+def _describe_recording(
+    recording: Recording, limit: int, now: Clocks
+) -> agent_answers.GroupRecording:
     return {
         "name": recording.group,
         "opening": recording.opening,

@@ -12,7 +12,7 @@ from time import monotonic
 
 import torch
 
-from allfold_agent.edges.outgoing import Frame, SentFiles
+from allfold_agent.edges.outgoing import OutgoingFrame, SentFiles
 from allfold_agent.edges.received_files import ReceivedFiles
 from allfold_agent.runtime.tunnels import crosses_a_wire
 from allfold_core.protocol.frames import (
@@ -177,7 +177,7 @@ class InConnection:
         self.wake_at(HEADER_SIZE)
 
     def wake_for(self, missing: int) -> None:
-        """Have the connection readable when a good part of a payload is there.
+        """Make the connection readable when a good part of a payload is there.
 
         But it waits for no more than half of what the peer may send before we read, which is little
         at first; otherwise the peer would wait for us, and we for the peer.
@@ -190,7 +190,7 @@ class InConnection:
         self.wake_at(missing)
 
     def wake_at(self, nbytes: int) -> None:
-        """Have the connection readable only when so many bytes are there, or it has ended.
+        """Make the connection readable only when so many bytes are there, or it has ended.
 
         A link delivers a long payload packet by packet. A blocking call would not work, because
         bytes that it has taken while it waits no longer count. A tunnel delivers more at once.
@@ -238,7 +238,7 @@ class OutConnection:
         self._files = SentFiles()
         self._ack_rest = b""
 
-    def write_some(self, frame: Frame) -> int:
+    def write_some(self, frame: OutgoingFrame) -> int:
         """Write what the socket takes at once; the number of bytes."""
         try:
             if self.takes_files and frame.content.is_shared:
@@ -247,7 +247,7 @@ class OutConnection:
         except BlockingIOError:
             return 0
 
-    def write_rest(self, frame: Frame, sent: int) -> None:
+    def write_rest(self, frame: OutgoingFrame, sent: int) -> None:
         """Write what is left of a frame after so many bytes; waits until the peer takes it.
 
         How long it may take is a matter of the op's deadline; :meth:`shut_down` ends the wait.
@@ -267,7 +267,7 @@ class OutConnection:
             else:
                 sent += connected.send(payload[done : done + PIECE_BYTES])
 
-    def _share(self, frame: Frame, flags: int = 0) -> int:
+    def _share(self, frame: OutgoingFrame, flags: int = 0) -> int:
         """Say where the payload lies, instead of writing it; the number of bytes that saves.
 
         So few bytes go in one piece. The file goes with them the first time.
@@ -283,7 +283,7 @@ class OutConnection:
         rights = socket.SOL_SOCKET, socket.SCM_RIGHTS, _DESCRIPTOR.pack(content.buffer.file)
         self.socket.sendmsg([header, place.pack()], [rights] if is_new else [], flags)
         if is_new:
-            files.note(content.buffer)
+            files.add(content.buffer)
         return len(frame.header) + len(frame.payload)
 
     def read_ack(self) -> int | None:

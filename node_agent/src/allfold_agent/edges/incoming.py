@@ -56,9 +56,9 @@ class LinkRate:
     def end(self) -> None:
         """Stop timing: the payload has been received completely."""
         if self._began is not None:
-            self.note(self._missing, monotonic() - self._began)
+            self.add_sample(self._missing, monotonic() - self._began)
 
-    def note(self, nbytes: int, seconds: float) -> None:
+    def add_sample(self, nbytes: int, seconds: float) -> None:
         """Note that so many bytes took so long."""
         self._bytes += nbytes
         self._seconds += seconds

@@ -82,7 +82,7 @@ class ReceivedFiles:
             os.close(descriptor)
 
     def close(self) -> None:
-        """Let go of all; what is used no more is unmapped."""
+        """Forget all files; what is used no more is unmapped."""
         self._mapped.clear()
         while self._descriptors:
             os.close(self._descriptors.popleft())

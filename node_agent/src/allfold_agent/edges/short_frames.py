@@ -84,7 +84,7 @@ class ShortFrames:
             self._reactor.call(self._resume)
 
     def close(self) -> None:
-        """Have :meth:`receive` end, after the edge was closed; from any thread."""
+        """End :meth:`receive`, after the edge was closed; from any thread."""
         self._reactor.call(self._end_if_closed)  # a parked edge does not notice it by itself
         if not self._reactor.running:
             self._returned.set()
@@ -126,7 +126,7 @@ class ShortFrames:
             self._give_back(error)
 
     def _serve_for(self, events: int) -> None:
-        """Have the reactor wait for these events on the connection, and no others."""
+        """Register the connection with the reactor for these events, and no others."""
         if self._events and events:
             self._reactor.modify(self._connection.socket, events)
         elif events:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from allfold_agent.arithmetic.error_feedback import Residuals
-from allfold_agent.edges.members import Members, lives_of
+from allfold_agent.edges.members import GroupNodes, lives_of
 from allfold_agent.execution.op import RankEndpoint
 from allfold_agent.execution.result_writer import ResultWriter
 from allfold_agent.groups.agreement import Agreement
@@ -101,7 +101,7 @@ class AgreeingGroup(OpAttempts):
         term = codec.term_of_record(self.record)
         self.lost_before = frozenset(term.lost)
         first = NO_EPOCH if joins else first_epoch(plan)
-        self.members = Members(plan.members, term)
+        self.members = GroupNodes(plan.members, term)
         self._residuals = Residuals()
         self._edges = GroupEdges(
             plan, self.members, self, resources, lambda request: self.lanes.serve(request)

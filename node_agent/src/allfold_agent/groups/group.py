@@ -299,7 +299,7 @@ class Group(AgreeingGroup):
 
     def tell_others_of(self, incident: Incident) -> None:
         """Have the errors of this group quote an incident, on whichever node they are made."""
-        self.hindrances.note(incident, monotonic())
+        self.hindrances.take_in(incident, monotonic())
         for node in self.agreement.term.voters:
             if node != self.node:
                 self.send(node, LinkMessageType.OBSERVED, {"incident": incident.to_dict()})

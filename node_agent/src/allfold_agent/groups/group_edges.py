@@ -9,8 +9,8 @@ from typing import Protocol
 
 from allfold_agent.edges.edges import Edges
 from allfold_agent.edges.lane_link import LaneDoor
-from allfold_agent.edges.members import Life, Members
-from allfold_agent.edges.opening import EdgeRequest, Lane
+from allfold_agent.edges.members import GroupNodes, Life
+from allfold_agent.edges.opening import EdgeRequest, Traffic
 from allfold_agent.edges.out_edge import OutEdge
 from allfold_agent.execution.op import Op
 from allfold_agent.execution.op_edges import OpReceiver
@@ -73,7 +73,7 @@ class GroupEdges:
     def __init__(
         self,
         plan: Plan,
-        members: Members,
+        members: GroupNodes,
         ops: OpsOfGroup,
         resources: NodeResources,
         serve_lane: Callable[[EdgeRequest], LaneDoor],
@@ -113,9 +113,9 @@ class GroupEdges:
                 )
             if self._members.life_of(request.dst) is None:
                 raise PeerLost(f"group '{self._group.name}' goes on without node {request.dst}")
-            if request.lane is Lane.SHORT:
+            if request.lane is Traffic.SHORT:
                 return self._serve_lane(request)
-            if request.lane is Lane.PAIRS:
+            if request.lane is Traffic.PAIRS:
                 return self.p2p.serve_edge(request.dst)
             return self.ops.out(request.dst)
 

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from allfold_agent.edges.connections import EdgeCounters
 from allfold_agent.edges.lane_link import LaneDoor
-from allfold_agent.edges.members import Members
+from allfold_agent.edges.members import GroupNodes
 from allfold_agent.edges.opening import EdgeRequest
 from allfold_agent.execution.op import RankEndpoint
 from allfold_agent.groups.agreement import Agreement
@@ -84,7 +84,7 @@ class LaneKeeper:
     """
 
     def __init__(
-        self, group: LaneGroup, plan: Plan, members: Members, resources: NodeResources
+        self, group: LaneGroup, plan: Plan, members: GroupNodes, resources: NodeResources
     ) -> None:
         self.records = LaneRecords(group)
         self.on_taken_over: Callable[[], None] = lambda: None

@@ -114,7 +114,7 @@ class LinkWatch:
             return
         self._heard[self._node] = rates
         while self._heard:
-            self._table.note(*self._heard.popitem(), now)
+            self._table.record(*self._heard.popitem(), now)
         self._conclude(now)
 
     def note(self, node: str, rates: Mapping[str, float]) -> None:
@@ -166,7 +166,7 @@ class LinkWatch:
     def _note_changes(self, record: Epoch, now: float) -> None:
         if record.layout != self._layout:
             self._layout = record.layout
-            self._limit.note(now)
+            self._limit.count_change(now)
         if record.nodes != self._nodes:
             # The order is that of before without the lost nodes: it may go over a slow link again.
             self._nodes, self._limit = record.nodes, ChangeLimit()

@@ -102,8 +102,8 @@ class Tally:
         seconds = self.seconds.get(key)
         if seconds is None:
             seconds = self.seconds[key] = Histogram(SECONDS_BOUNDS)
-        seconds.note(record.seconds)
-        self.skews[lane].note(max(record.arrivals.values()))
+        seconds.observe(record.seconds)
+        self.skews[lane].observe(max(record.arrivals.values()))
 
     def called(self, first: int, last: int) -> int:
         """Return how many ops ranks of this node have called; the number never falls.

@@ -123,7 +123,7 @@ def _shake_hands(sock: ssl.SSLSocket, address: str, deadline: float) -> None:
 
 
 def _turn_away(sock: ssl.SSLSocket, cause: BaseException | None) -> None:
-    """Let a client read why it is turned away: the alert that was sent, or an answer in plain."""
+    """Leave a client the time to read why it is turned away: the alert, or an answer in plain."""
     with socket.socket(fileno=sock.detach()) as plain, suppress(OSError):
         if getattr(cause, "reason", "") == "HTTP_REQUEST":
             error = LocalError("this port speaks TLS: set ALLFOLD_TLS_DIR there, too")

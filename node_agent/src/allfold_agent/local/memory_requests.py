@@ -45,7 +45,7 @@ class GpuMemoryRequests:
         self._reactor = reactor
 
     def share(self, process: RankConnection, body: dict[str, Any], descriptors: list[int]) -> None:
-        """Have a worker open memory of a GPU; the rank gets an answer later.
+        """Open memory of a GPU, in a worker; the rank gets an answer later.
 
         Raises:
             InvalidArgument: there is no descriptor, or the number is used already.

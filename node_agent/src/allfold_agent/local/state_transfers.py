@@ -16,10 +16,10 @@ from operator import itemgetter
 from typing import Any
 
 from allfold_agent.http.transport import Transport
-from allfold_agent.local.rank_connection import Membership
+from allfold_agent.local.rank_connection import RankMembership
 from allfold_agent.runtime.locks import make_lock
 from allfold_agent.runtime.threads import start_thread
-from allfold_agent.tensors.offers import Description, Offer, Offers
+from allfold_agent.tensors.offers import Offer, Offers, StateForm
 from allfold_agent.tensors.pull import Pull
 from allfold_agent.tensors.source import Source
 from allfold_core.errors import AllfoldError, InvalidArgument, WorldChanged
@@ -50,7 +50,7 @@ class StateTransfers:
         self._lock = make_lock("transfers")
         self._channels: set[socket.socket] = set()
 
-    def begin(self, membership: Membership, descriptor: int) -> None:
+    def begin(self, membership: RankMembership, descriptor: int) -> None:
         """Start a transfer.
 
         Args:
@@ -73,7 +73,7 @@ class StateTransfers:
                 with suppress(OSError):
                     channel.shutdown(socket.SHUT_RDWR)
 
-    def _run(self, membership: Membership, channel: socket.socket) -> None:
+    def _run(self, membership: RankMembership, channel: socket.socket) -> None:
         with self._lock:
             self._channels.add(channel)
         try:
@@ -94,7 +94,7 @@ class StateTransfers:
             channel.close()
 
     def _offer(self, body: dict[str, Any], channel: socket.socket, window: memoryview) -> None:
-        description = Description(int(body["head"]), int(body["total"]), str(body["layout"]))
+        description = StateForm(int(body["head"]), int(body["total"]), str(body["layout"]))
         offer = Offer(str(body["id"]), description, channel, window)
         # First: somebody may wait for the state already, and ask for its first block at once.
         channel.send(bytes([TransferMessage.READY]) + b"{}")
@@ -106,7 +106,7 @@ class StateTransfers:
             offer.release()
 
     def _pull(
-        self, membership: Membership, body: dict[str, Any], channel: socket.socket, window: Any
+        self, membership: RankMembership, body: dict[str, Any], channel: socket.socket, window: Any
     ) -> None:
         timeout = float(body["timeout"])
         check_timeout(timeout)
@@ -138,7 +138,7 @@ def _map_window(descriptor: int) -> memoryview:
     return memoryview(mmap.mmap(descriptor, size))
 
 
-def _sources(membership: Membership, ordinal: int, wanted: list[list[Any]]) -> list[Source]:
+def _sources(membership: RankMembership, ordinal: int, wanted: list[list[Any]]) -> list[Source]:
     """Return where the ranks of an epoch are, which offer the state.
 
     They come in the order in which they are to be asked.

@@ -172,7 +172,7 @@ REGISTER_SECONDS = 5.0
 _NEVER = float("inf")
 
 
-class Session:
+class LinkSession:
     """One connection to the orchestrator: its registrations and its BEATs.
 
     Registering is a promise to take no term that an earlier generation of the store has announced.
@@ -237,7 +237,7 @@ class Session:
             self._unanswered.popleft()
 
     def wants_extra_beat(self, now: float) -> None:
-        """Have a BEAT sent as soon as another node had the time to answer a ping."""
+        """Make a BEAT due as soon as another node had the time to answer a ping."""
         self._extra_due = min(self._extra_due, now + EXTRA_BEAT_SECONDS)
 
     def is_silent(self, now: float) -> bool:

@@ -124,7 +124,7 @@ class GroupTerms:
         return 0 if self._is_registering else self._generation
 
     def opened(self, group: Group) -> None:
-        """Let a new group know with which store this node has registered."""
+        """Tell a new group with which store this node has registered."""
         group.registered(self._generation)
 
     def has_unsaid(self) -> bool:
@@ -225,7 +225,7 @@ class GroupTerms:
         return joined
 
     def disown(self, group: str, record: Mapping[str, Any]) -> None:
-        """Let the orchestrator know that this node is not in a group, whatever its term says."""
+        """Tell the orchestrator that this node is not in a group, whatever its term says."""
         self._disowned[group] = record
         self.register()
 

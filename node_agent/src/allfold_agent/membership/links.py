@@ -69,7 +69,7 @@ class PeerLinks:
     # From any thread
 
     def want(self, node: str, address: str, incarnation: str) -> None:
-        """Have a link to this life of a node, on behalf of one more group.
+        """Ask for a link to this life of a node, on behalf of one more group.
 
         Where others want another life, the node says which of them is the present one.
 

@@ -20,7 +20,7 @@ from allfold_agent.membership.orchestrator_client import (
     Pauses,
     parsed,
 )
-from allfold_agent.membership.registration import Registration
+from allfold_agent.membership.registration import NodeRegistration
 from allfold_core import group_options
 from allfold_core.errors import (
     AllfoldError,
@@ -131,7 +131,7 @@ def check_request(request: dict[str, Any]) -> None:
         raise InvalidArgument(f"not a join: {place}: {first['msg']}") from error
 
 
-class Seats:
+class RankSeats:
     """Gets ranks of this node into groups, and their seats back, over the control link.
 
     Args:
@@ -139,7 +139,7 @@ class Seats:
     """
 
     def __init__(
-        self, client: OrchestratorClient, link: ControlLink, registration: Registration
+        self, client: OrchestratorClient, link: ControlLink, registration: NodeRegistration
     ) -> None:
         self._client = client
         self._link = link

@@ -108,7 +108,7 @@ class SpeedObserver:
                 del self._heard[node]
             else:
                 times |= others
-        straggler = self._watch.note(times)
+        straggler = self._watch.judge(times)
         seats = self._group.current.record.seats
         if straggler is None or straggler.rank >= len(seats):
             self._end()

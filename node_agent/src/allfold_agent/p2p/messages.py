@@ -102,7 +102,7 @@ class PendingCall:
 
 
 @dataclass(eq=False, slots=True)
-class Transfer:
+class MessageTransfer:
     """A message on its way to a local rank.
 
     Attributes:
@@ -160,7 +160,7 @@ class MessageSender:
         return self._next == len(self._pieces)
 
     def cancel(self) -> bool:
-        """Let nothing more of it be sent; return True if nothing was.
+        """Send nothing more of it; return True if nothing was sent.
 
         :meth:`OutEdge.cancel` calls it, so that no frame is taken meanwhile.
         """

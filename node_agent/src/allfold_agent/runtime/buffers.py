@@ -187,7 +187,7 @@ class BufferPool:
             self._later(LATELY_SECONDS, self._trim)
 
     def _trim(self) -> None:
-        """Let go of what has not been used lately, the longest idle first."""
+        """Release what has not been used lately, the longest idle first."""
         with self.lock:
             self._will_trim = False
             # The list holds them until the lock is free: to unmap them takes milliseconds.

@@ -47,11 +47,11 @@ class RequestTimes:
         self.counts: Counter[tuple[str, str, str]] = Counter()
         self.seconds: defaultdict[str, Histogram] = defaultdict(partial(Histogram, _BOUNDS))
 
-    def note(self, method: str, route: str, status: int, seconds: float) -> None:
+    def observe(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count a request that was answered."""
         known = method if method in _METHODS else OTHER
         self.counts[known, route, str(status)] += 1
-        self.seconds[route].note(seconds)
+        self.seconds[route].observe(seconds)
 
 
 class CountRequests:
@@ -77,7 +77,7 @@ class CountRequests:
             await self._app(scope, receive, noting)
         finally:
             route = getattr(scope.get("route"), "path", OTHER)
-            self._times.note(scope["method"], route, status, perf_counter() - began)
+            self._times.observe(scope["method"], route, status, perf_counter() - began)
 
 
 # Prometheus gives up after 10 s by default; without the store the rest is served in time.

@@ -176,12 +176,12 @@ class NodeStore:
         return dict(zip(lives, expiries, strict=True))
 
     async def ask_all_to_probe(self, node: str, incarnation: str) -> None:
-        """Let the replica to which the node is linked look for a sign of its life."""
+        """Ask the replica to which the node is linked to look for a sign of its life."""
         with store_errors():
             await self._client.publish(keys.CHANGES, keys.life(node, incarnation))
 
     async def ask_to_drain(self, node: str, incarnation: str) -> None:
-        """Let the replica to which the node is linked tell it that it is to drain."""
+        """Ask the replica to which the node is linked to tell it that it is to drain."""
         with store_errors():
             await self._client.publish(keys.CHANGES, keys.drain(keys.life(node, incarnation)))
 

@@ -57,7 +57,7 @@ class CommandTimes:
             self.failures += 1
             raise
         finally:
-            self.seconds.note(perf_counter() - began)
+            self.seconds.observe(perf_counter() - began)
 
 
 class TimedRedis(Redis):
@@ -256,7 +256,7 @@ class Pipeline(Commands, Protocol):
     def execute(self) -> Awaitable[list[Any]]: ...
 
 
-class Channel(Protocol):
+class PubSubChannel(Protocol):
     """A subscription."""
 
     def subscribe(self, *channels: str) -> Awaitable[None]: ...
@@ -270,7 +270,7 @@ class Client(Commands, Protocol):
     times: CommandTimes
 
     def pipeline(self, transaction: bool = True) -> AbstractAsyncContextManager[Pipeline]: ...
-    def pubsub(self) -> AbstractAsyncContextManager[Channel]: ...
+    def pubsub(self) -> AbstractAsyncContextManager[PubSubChannel]: ...
     def ping(self) -> Awaitable[object]: ...
     def time(self) -> Awaitable[tuple[int, int]]: ...
     def info(self, section: str) -> Awaitable[dict[str, Any]]: ...

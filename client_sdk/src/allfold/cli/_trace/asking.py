@@ -13,7 +13,14 @@ from allfold.cli._asking import Failure, ask_all, is_older, read, refused_token,
 from allfold.cli._clocks import Offset, Reading, estimate, with_shared_clocks
 from allfold_cluster.http import Connection, NoAnswer
 from allfold_core import agent_answers
-from allfold_core.agent_answers import CLOCK, ClockReading, Question, RecordedOp, Recording, flight
+from allfold_core.agent_answers import (
+    CLOCK,
+    ClockReading,
+    GroupRecording,
+    Question,
+    RecordedOp,
+    flight,
+)
 from allfold_core.errors import AgentUnreachable, AllfoldError, LocalError
 
 _SECONDS = 5.0
@@ -42,7 +49,7 @@ class Flight:
     answered: float
     offset: Offset
     wall_ahead: float
-    groups: list[Recording]
+    groups: list[GroupRecording]
 
 
 @dataclass(frozen=True)
@@ -119,7 +126,9 @@ def _clock(ask: Callable[[Question[ClockReading], str], ClockReading], url: str)
     return estimate(readings[1:])  # the first one connects
 
 
-def _flight(url: str, answer: agent_answers.Flight, offset: Offset, our_wall: float) -> Flight:
+def _flight(
+    url: str, answer: agent_answers.FlightAnswer, offset: Offset, our_wall: float
+) -> Flight:
     theirs = answer["clock"]
     answered = theirs["monotonic"] - offset.ahead
     wall_ahead = theirs["wall"] - (our_wall + answered)
@@ -188,7 +197,7 @@ class SeenOp:
         return {node: self.start + after for node, after in self.record["heard"].items()}
 
 
-def ops_of_group(flight: Flight, group: Recording) -> Iterator[SeenOp]:
+def ops_of_group(flight: Flight, group: GroupRecording) -> Iterator[SeenOp]:
     """Yield the ops of a group in a node's flight recorder."""
     for record in group["ops"]:
         start = record["start"] - flight.offset.ahead
