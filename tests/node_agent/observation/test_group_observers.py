@@ -111,7 +111,7 @@ class Troubles:
     def __init__(self) -> None:
         self.now: LinkTrouble | None = None
 
-    def note(self, _: LinkSample) -> LinkTrouble | None:
+    def judge(self, _: LinkSample) -> LinkTrouble | None:
         return self.now
 
 
