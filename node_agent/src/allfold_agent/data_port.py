@@ -34,6 +34,7 @@ from allfold_agent.tensors.offers import Offers, TensorRoutes
 from allfold_core.errors import AllfoldError, InvalidArgument, LocalError, ServiceError
 from allfold_core.protocol.frames import EDGE_PROTOCOL
 from allfold_core.protocol.peer_link import LINK_PROTOCOL
+from allfold_service.credentials import no_token
 
 log = logging.getLogger(__name__)
 SocketTaker = Callable[[socket.socket], None]
@@ -244,8 +245,9 @@ class DataPort:
 
     def _authorize(self, exchange: HttpExchange) -> None:
         tokens = self._transport.tokens
-        if tokens and not tokens.accept(exchange.headers.get("authorization", "")):
-            raise LocalError("the join token is missing or wrong", http_status=401)
+        brought = exchange.headers.get("authorization", "")
+        if tokens and not tokens.accept(brought):
+            raise no_token("node agent", brought, http_status=401)
 
     def _route(self, exchange: HttpExchange) -> SocketTaker | None:
         match exchange.path:

@@ -11,8 +11,7 @@ from fastapi import FastAPI, Response
 from allfold_agent import __version__
 from allfold_agent.agent import NodeAgent
 from allfold_agent.control import catalogue
-from allfold_agent.control.status import problem_of
-from allfold_agent.edges.opening import Traffic
+from allfold_agent.control.status import edge_counters, problem_of
 from allfold_agent.groups.group import Group
 from allfold_agent.groups.standstill import waiting_ops
 from allfold_agent.observation.link_observer import sending
@@ -108,15 +107,8 @@ def _look_at_ops(values: Values, label: str, group: Group) -> None:
 
 
 def _look_at_edges(values: Values, label: str, group: Group) -> None:
-    lanes = (
-        (Traffic.OPS, group.edges),
-        (Traffic.PAIRS, group.p2p.edges),
-        (Traffic.SHORT, group.lanes),
-    )
-    for lane, edges in lanes:
-        for direction, _, counters in edges.counters():
-            moved = counters.payload_bytes
-            values.add(catalogue.EDGE_BYTES, moved, label, direction, lane.value)
+    for kind, direction, _, counters in edge_counters(group):
+        values.add(catalogue.EDGE_BYTES, counters.payload_bytes, label, direction, kind.value)
 
 
 def _look_at_peers(values: Values, agent: NodeAgent) -> None:

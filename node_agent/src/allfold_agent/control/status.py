@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from time import monotonic, time
 from typing import Annotated
 
@@ -98,14 +98,17 @@ def describe_group(group: Group) -> GroupStatus:
         ],
         "edges": [
             _describe_edge(lane, peer, direction, counters)
-            for lane, edges in (
-                (Traffic.OPS, group.edges),
-                (Traffic.PAIRS, group.p2p.edges),
-                (Traffic.SHORT, group.lanes),
-            )
-            for direction, peer, counters in edges.counters()
+            for lane, direction, peer, counters in edge_counters(group)
         ],
     }
+
+
+def edge_counters(group: Group) -> Iterator[tuple[Traffic, str, str, EdgeCounters]]:
+    """Yield the kind of traffic, direction, peer and counters of each edge of a group."""
+    ops, pairs, short = group.edges, group.p2p.edges, group.lanes
+    for kind, edges in ((Traffic.OPS, ops), (Traffic.PAIRS, pairs), (Traffic.SHORT, short)):
+        for direction, peer, counters in edges.counters():
+            yield kind, direction, peer, counters
 
 
 def _describe_op(op: WaitingOp, now: float) -> OpStatus:

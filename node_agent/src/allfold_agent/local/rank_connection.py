@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import mmap
 import os
@@ -23,7 +22,7 @@ from allfold_agent.gpu.operands import GpuRange
 from allfold_agent.groups.epoch import Epoch
 from allfold_agent.groups.group import Group
 from allfold_agent.groups.short_lane import ShortLane
-from allfold_agent.runtime.buffers import MappedMemory
+from allfold_agent.runtime.buffers import MappedMemory, is_sealed
 from allfold_agent.runtime.locks import make_lock
 from allfold_core.errors import AllfoldError, InvalidArgument
 from allfold_core.protocol.rank_messages import (
@@ -139,8 +138,7 @@ class RankConnection:
                 raise InvalidArgument(
                     f"segment {number} of {size} bytes is not acceptable: the file has {actual}"
                 )
-            if not fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
-                # Whoever cuts memory that others have mapped kills them with SIGBUS.
+            if not is_sealed(descriptor):
                 raise InvalidArgument(f"segment {number} is not sealed against being cut")
             memory = mmap.mmap(descriptor, size)
             self._segments[number] = torch.frombuffer(memory, dtype=torch.uint8)

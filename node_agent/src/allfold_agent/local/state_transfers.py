@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import mmap
@@ -17,6 +16,7 @@ from typing import Any
 
 from allfold_agent.http.transport import Transport
 from allfold_agent.local.rank_connection import RankMembership
+from allfold_agent.runtime.buffers import is_sealed
 from allfold_agent.runtime.locks import make_lock
 from allfold_agent.runtime.threads import start_thread
 from allfold_agent.tensors.offers import Offer, Offers, StateForm
@@ -132,8 +132,7 @@ def _map_window(descriptor: int) -> memoryview:
     size = os.fstat(descriptor).st_size
     if not 0 < size <= WINDOW_BLOCKS * BLOCK_BYTES or size % BLOCK_BYTES:
         raise InvalidArgument(f"a window of {size} bytes is not acceptable")
-    if not fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
-        # Truncating memory that others have mapped kills them with SIGBUS.
+    if not is_sealed(descriptor):
         raise InvalidArgument("the window is not sealed against being cut")
     return memoryview(mmap.mmap(descriptor, size))
 

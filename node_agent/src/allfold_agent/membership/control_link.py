@@ -9,13 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any, Protocol
 
 from allfold_agent.groups.group import Group
 from allfold_agent.membership import control_messages as messages
-from allfold_agent.membership.control_socket import ControlRequests, LinkSession, Pack, dial
+from allfold_agent.membership.control_socket import (
+    ControlRequests,
+    Dial,
+    LinkSession,
+    Pack,
+    Socket,
+    dial,
+)
 from allfold_agent.membership.draining import NodeDrain
 from allfold_agent.membership.group_terms import GroupTerms
 from allfold_agent.membership.orchestrator_client import (
@@ -33,21 +40,6 @@ from allfold_core.survival.suspicion import Charge
 from allfold_service.credentials import Credentials
 
 log = logging.getLogger(__name__)
-
-
-class Socket(Protocol):
-    """A connection to the orchestrator at ``url``; see ``ControlSocket``."""
-
-    url: str
-
-    async def send(self, text: str) -> None: ...
-    async def receive(self) -> str | bytes: ...
-    async def close(self) -> None: ...
-    def abort(self) -> None: ...
-
-
-Dial = Callable[[str, str, Credentials], Awaitable[Socket]]
-"""Opens the control link of a node to the orchestrator at a URL."""
 
 
 class ControlListener(Protocol):

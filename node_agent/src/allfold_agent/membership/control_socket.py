@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from itertools import count
+from typing import Protocol
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
@@ -31,6 +32,21 @@ class _Connect(connect):
 
     def process_redirect(self, exc: Exception) -> Exception:
         return exc
+
+
+class Socket(Protocol):
+    """A connection to the orchestrator at ``url``; see ``ControlSocket``."""
+
+    url: str
+
+    async def send(self, text: str) -> None: ...
+    async def receive(self) -> str | bytes: ...
+    async def close(self) -> None: ...
+    def abort(self) -> None: ...
+
+
+Dial = Callable[[str, str, Credentials], Awaitable[Socket]]
+"""Opens the control link of a node to the orchestrator at a URL."""
 
 
 class ControlSocket:

@@ -52,6 +52,11 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 Later = Callable[[float, Callable[[], None]], None]
 
 
+def is_sealed(descriptor: int) -> bool:
+    """Return True if a file cannot be cut: whoever cuts memory that others map kills them."""
+    return bool(fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
+
+
 def size_class(nbytes: int) -> int:
     """Return the size of the buffers that serve ``nbytes``: at most an eighth more, whole pages.
 
