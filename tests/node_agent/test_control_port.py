@@ -11,8 +11,8 @@ import pytest
 
 from allfold_agent.agent import NodeAgent
 from allfold_agent.control.app import make_app
-from allfold_agent.groups.group import Group
-from allfold_agent.groups.registry import Registry
+from allfold_agent.groups.group import NodeGroup
+from allfold_agent.groups.registry import GroupRegistry
 from allfold_agent.membership.group_terms import MAX_KEPT, EarlyNotices
 from allfold_agent.settings import AgentSettings
 from allfold_core.group_options import GroupOptions
@@ -62,7 +62,7 @@ class Node:
     """An agent's control port, without the rest of the agent."""
 
     def __init__(self) -> None:
-        self.registry = Registry()
+        self.registry = GroupRegistry()
         self.settings = AgentSettings.model_validate({"token": TOKEN})
         self.app = httpx.ASGITransport(make_app(cast(NodeAgent, self)))
 
@@ -83,25 +83,25 @@ def base(group: str = "train") -> str:
 
 
 def test_the_notices_that_are_kept_are_bounded() -> None:
-    notices, seen = EarlyNotices(Registry()), list[int]()
+    notices, seen = EarlyNotices(GroupRegistry()), list[int]()
     for index in range(MAX_KEPT + 5):
         notices.apply("train", OPENING, lambda _, index=index: seen.append(index))  # type: ignore[misc]
-    notices.opened(cast(Group, FakeGroup(PLAN)))
+    notices.opened(cast(NodeGroup, FakeGroup(PLAN)))
     assert seen == [*range(5, MAX_KEPT + 5)]
 
 
 def test_notices_of_a_group_that_is_over_take_no_places() -> None:
-    registry, seen = Registry(), list[str]()
+    registry, seen = GroupRegistry(), list[str]()
     plan = replace(PLAN, group="over")
     over = SimpleNamespace(name="over", opening=OPENING, plan=plan, has_no_ranks=True)
     over.agreement = SimpleNamespace(term=first_term(plan))
-    registry.open(plan, lambda: cast(Group, over))
-    registry.remove(cast(Group, over))
+    registry.open(plan, lambda: cast(NodeGroup, over))
+    registry.remove(cast(NodeGroup, over))
     notices = EarlyNotices(registry)
     notices.apply("train", OPENING, lambda _: seen.append("lost"))
     for _ in range(MAX_KEPT):
         notices.apply("over", OPENING, lambda _: seen.append("of another group"))
-    notices.opened(cast(Group, FakeGroup(PLAN)))
+    notices.opened(cast(NodeGroup, FakeGroup(PLAN)))
     assert seen == ["lost"]
 
 

@@ -14,8 +14,8 @@ from fastapi import FastAPI
 from allfold_agent.agent import NodeAgent
 from allfold_agent.control.status import add_flight
 from allfold_agent.groups.flight_recorder import Recordings
-from allfold_agent.groups.group import Group
-from allfold_agent.groups.registry import Registry
+from allfold_agent.groups.group import NodeGroup
+from allfold_agent.groups.registry import GroupRegistry
 from allfold_core.agent_answers import CLOCK, flight
 from allfold_core.operations import ReduceOp
 from tests.support.fakes.local_groups import LocalGroups, local_groups
@@ -41,9 +41,9 @@ def groups() -> Iterator[LocalGroups]:
 class Node:
     """The control port of a node with one group."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: NodeGroup) -> None:
         self.group = group
-        self.registry, self.recordings = Registry(), Recordings()
+        self.registry, self.recordings = GroupRegistry(), Recordings()
         self.registry.open(group.plan, lambda: group)
         self.settings = SimpleNamespace(name=group.node)
 

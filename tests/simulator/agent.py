@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from allfold_agent.groups.group import Group
-from allfold_agent.groups.registry import Registry
-from allfold_agent.groups.standstill import Obstacles
+from allfold_agent.groups.deadlines import Obstacles
+from allfold_agent.groups.group import NodeGroup
+from allfold_agent.groups.registry import GroupRegistry
 from allfold_agent.joins import Joins
 from allfold_agent.local.memberships import JoinResult
 from allfold_agent.membership.control_link import ControlLink
@@ -69,7 +69,7 @@ class Agent:
         self.node = node
         self.process = Process(world.loop, node, node)
         self.reactor = Reactor(self.process)
-        self.registry = Registry()
+        self.registry = GroupRegistry()
         self.heard_on_edges: dict[str, float] = {}
         self.links: PeerLinks | None = None
         self.says_goodbye = False
@@ -159,13 +159,13 @@ class Agent:
         if self.registry.remove(group):
             self.group_links.over(group)
 
-    def _make_group(self, entry: Entry) -> Group:
-        group = cast(Group, SimulatedGroup(self, entry.plan, entry.record))
+    def _make_group(self, entry: Entry) -> NodeGroup:
+        group = cast(NodeGroup, SimulatedGroup(self, entry.plan, entry.record))
         self.group_links.opened(group)
         self.terms.opened(group)
         return group
 
-    def _opened(self, group: Group) -> None:
+    def _opened(self, group: NodeGroup) -> None:
         self.notices.opened(group)
         self.control_link.opened()
 

@@ -15,13 +15,13 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from allfold_agent.edges.members import GroupNodes
-from allfold_agent.groups.agreeing_group import AgreeingGroup
 from allfold_agent.groups.agreement import Agreement
-from allfold_agent.groups.epoch import Epoch, EpochTable
-from allfold_agent.groups.event_queue import EventQueue
+from allfold_agent.groups.epoch import EpochTable, GroupEpoch, NodeResources
+from allfold_agent.groups.events import Decisions, EventQueue
+from allfold_agent.groups.group import NodeGroup
 from allfold_agent.groups.local_ranks import LocalRanks
 from allfold_agent.groups.neighbours import NodeChanges
-from allfold_agent.groups.op_table import OpTable
+from allfold_agent.groups.outcomes import OpTable
 from allfold_core.diagnosis.stragglers import Hindrances
 from allfold_core.errors import PeerLost
 from allfold_core.operations import Kind
@@ -31,7 +31,6 @@ from allfold_core.survival.instructions import (
     Fetch,
     HandOut,
     Refuse,
-    Release,
     Start,
 )
 from allfold_core.survival.plans import first_epoch, first_record
@@ -69,7 +68,7 @@ class _SimulatedEpoch:
         return session in self._here
 
 
-class SimulatedGroup(AgreeingGroup):
+class SimulatedGroup(NodeGroup):
     """One node's part in a group.
 
     Attributes:
@@ -91,58 +90,41 @@ class SimulatedGroup(AgreeingGroup):
         self.evicted = None
         self._is_over_elsewhere = False
         self.record = first_record(plan) if joins is None else joins
-        self._resources = cast(Any, SimpleNamespace(reactor=agent.reactor))
-        self._neighbours = cast(Any, agent)
+        self.neighbours = cast(Any, agent)
         term = codec.term_of_record(self.record)
         self.lost_before = frozenset(term.lost)
         first = NO_EPOCH if joins else first_epoch(plan)
         self.members = GroupNodes(plan.members, term)
         nothing = cast(Any, _Nothing())
-        self._residuals = self.outcomes = self._lost_ranks = self.lanes = nothing
+        self.deadlines = cast(Any, SimpleNamespace(waits_for=lambda: "the decision of its nodes"))
+        self.residuals = self.outcomes = self.lanes = nothing
         self.edges, self.p2p = cast(Any, _Edges(agent)), cast(Any, _Nothing())
         self.p2p.edges = self.edges
-        self._events = EventQueue(self.name, self.table)
-        self.event = self._events.run
-        self.runs = _Runs(self)
-        self._runs = cast(Any, self.runs)
-        self._for_every_op = {
-            Start: self.runs.start,
-            HandOut: self.runs.hand_out,
-            Release: self._release,
-        }
-        self._ranks = LocalRanks(first.sessions_on(self.node), self._events.add_due)
+        self.events = EventQueue(self.name, self.table)
+        self.event = self.events.run
+        self.runs: Any = _Runs(self)
+        self.results = cast(Any, self.runs)
+        self.local_ranks = LocalRanks(first.sessions_on(self.node), self.events.add_due)
         self._node_changes = NodeChanges(
             partial(agent.joined, self), partial(agent.left_out, self), self.members.dismiss
         )
-        self.epoch_table = EpochTable(self._make_epoch, first, self._ranks.sessions)
+        self.epoch_table = EpochTable(self._make_epoch, first, self.local_ranks.sessions)
         self.current = self.epoch_table.first
         self.hindrances = Hindrances()
+        self.decisions = _Decisions(self, cast(Any, agent))
         policy = GroupPolicy(plan.group, plan.options)
-        self.agreement = Agreement(self.node, policy, term, first, self, self.send, self.hindrances)
+        self.agreement = Agreement(
+            self.node, policy, term, first, self.events, self.decisions, self.send, self.hindrances
+        )
         self.ranks: dict[str, Rank] = {}
         self.seats: dict[tuple[int, int], records.Seat] = {}
         self._called_at: dict[int, float] = {}
         self._is_closed = False
         self._watch()
 
-    def _make_epoch(self, record: records.Epoch) -> Epoch:
+    def _make_epoch(self, record: records.Epoch) -> GroupEpoch:
         self._world.ledger.known(self, record)
-        return cast(Epoch, _SimulatedEpoch(record, self.node))
-
-    def _installed(self, record: records.Epoch, older: tuple[records.Epoch, ...]) -> None:
-        self._world.ledger.installed(self, record)
-        super()._installed(record, older)
-
-    @property
-    def submitted(self) -> Mapping[str, int]:
-        return {}
-
-    @property
-    def read(self) -> Mapping[str, int]:
-        return {}
-
-    def submit(self, *_: Any, **__: Any) -> None:
-        raise NotImplementedError("no story uses the short lane, whose ops are submitted here")
+        return cast(GroupEpoch, _SimulatedEpoch(record, self.node))
 
     # Calls
 
@@ -203,14 +185,7 @@ class SimulatedGroup(AgreeingGroup):
     def close(self, linger: float) -> None:
         self._is_closed = True
 
-    # What pings carry, and messages of other nodes
-
-    def progress(self, _: str) -> tuple[int, int, int]:
-        return self.agreement.machine.watermark, -1, 0
-
-    def learn_progress(self, node: str, watermark: int, _: int, __: int) -> None:
-        if self.evicted is None and not self._is_closed:
-            self.event(partial(self.agreement.learn_watermark, node, watermark))
+    # Messages of other nodes
 
     def learn_floor(self, floor: int) -> None:
         if self.evicted is None and floor > self.agreement.machine.floor:
@@ -226,18 +201,27 @@ class SimulatedGroup(AgreeingGroup):
         if self.evicted is None:
             self.event(partial(self.runs.fetched, each))
 
-    def _evict(self, error: PeerLost) -> None:
-        super()._evict(error)
-        self.runs.fail_all()
-
     def holds(self, seq: int, stamp: Stamp) -> bool:
         """Return True if this node can give others the result of an op."""
         entry = self.agreement.machine.ops.get(seq)
         states = (OpState.HELD, OpState.HANDED)
         return entry is not None and entry.state in states and entry.stamp == stamp
 
-    def waits_for(self) -> str:
-        return "the decision of its nodes"
+
+class _Decisions(Decisions):
+    """Does what the agreement says, and writes it into the ledger."""
+
+    def __init__(self, group: SimulatedGroup, resources: NodeResources) -> None:
+        super().__init__(group, resources)
+        self._simulated = group
+
+    def _installed(self, record: records.Epoch, older: tuple[records.Epoch, ...]) -> None:
+        self._simulated._world.ledger.installed(self._simulated, record)
+        super()._installed(record, older)
+
+    def evict(self, error: PeerLost) -> None:
+        super().evict(error)
+        self._simulated.runs.fail_all()
 
 
 class _Edges:
@@ -341,8 +325,15 @@ class _Runs:
         for key in [key for key in self._frames if key[0] <= floor]:
             del self._frames[key]
 
-    def begin_waiting(self) -> None:
-        return
+    # What pings carry
+
+    def progress(self, _: str) -> tuple[int, int, int]:
+        return self._group.agreement.machine.watermark, -1, 0
+
+    def learn_progress(self, node: str, watermark: int, _: int, __: int) -> None:
+        group = self._group
+        if group.evicted is None and not group._is_closed:
+            group.event(partial(group.agreement.learn_watermark, node, watermark))
 
     def _tell_all(self, seq: int, outcome: tuple[str, Any, int]) -> None:
         group = self._group

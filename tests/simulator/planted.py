@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from allfold_agent.groups import agreement, round_leader
+from allfold_agent.groups import agreement, rounds
 from allfold_core.protocol.peer_link import LinkMessageType
 from allfold_core.survival import codec
 from allfold_core.survival.agent_machine import AgentMachine
@@ -73,7 +73,7 @@ async def watches_nothing(self: Pipeline, *_: str) -> None:
 FAULTS = {
     "lost wish": Planted(
         "a wish to join that comes while a round gathers reports is dropped",
-        ((round_leader, "LeaderMachine", ForgetsWishesWhileGathering),),
+        ((rounds, "LeaderMachine", ForgetsWishesWhileGathering),),
         8,
     ),
     "early report": Planted(

@@ -152,7 +152,7 @@ class RecordedOp(RankCall):
     other_calls: dict[NumberKey, RankCall]
 
 
-class GroupRecording(TypedDict):
+class RecordingAnswer(TypedDict):
     """The flight recorder of one group."""
 
     name: str
@@ -183,7 +183,7 @@ class ClockReading(TypedDict):
 class FlightAnswer(ClockReading):
     """The answer to ``GET /v1/flight``."""
 
-    groups: list[GroupRecording]
+    groups: list[RecordingAnswer]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,14 +14,12 @@ from allfold_agent.data_port import DataPort
 from allfold_agent.edges import link_probe
 from allfold_agent.gpu.completions import FencePoller
 from allfold_agent.gpu.gpus import Gpus
-from allfold_agent.groups.agreeing_group import AgreeingGroup
+from allfold_agent.groups.deadlines import Obstacles
 from allfold_agent.groups.epoch import NodeResources
 from allfold_agent.groups.flight_recorder import Recordings
-from allfold_agent.groups.group import Group
-from allfold_agent.groups.registry import Registry
-from allfold_agent.groups.result_transfer import fetch_result
-from allfold_agent.groups.results import Retention
-from allfold_agent.groups.standstill import Obstacles
+from allfold_agent.groups.group import NodeGroup
+from allfold_agent.groups.registry import GroupRegistry
+from allfold_agent.groups.results import ResultShares, fetch_result
 from allfold_agent.http.transport import Transport
 from allfold_agent.joins import Joins
 from allfold_agent.local.server import LocalServer
@@ -72,7 +70,7 @@ class NodeAgent:
         self, settings: AgentSettings, control: socket.socket, data: socket.socket
     ) -> None:
         self.settings = settings
-        self.registry = Registry()
+        self.registry = GroupRegistry()
         self.recordings = Recordings()
         credentials = settings.credentials
         self.transport = Transport(credentials, settings.threads)
@@ -89,7 +87,7 @@ class NodeAgent:
         self._poller = FencePoller("allfold-gpus")
         self.gpus = Gpus(settings.gpu == "auto", self._poller)
         self.device_type = settings.device_type or ("cuda" if self.gpus.names else "cpu")
-        self.retention = Retention(settings.retain_bytes)
+        self.retention = ResultShares(settings.retain_bytes)
         peers = PeerConnections(self.transport, self.registry)
         self._resources = self._node_resources(peers)
         self.errors = self._resources.errors
@@ -277,19 +275,19 @@ class NodeAgent:
     def send(self, node: str, message: GroupMessage) -> None:
         self.group_links.send(node, message)
 
-    def joined(self, group: AgreeingGroup, members: Collection[Member]) -> None:
+    def joined(self, group: NodeGroup, members: Collection[Member]) -> None:
         self.group_links.joined(group, members)
 
-    def left_out(self, group: AgreeingGroup, nodes: Collection[str]) -> None:
+    def left_out(self, group: NodeGroup, nodes: Collection[str]) -> None:
         self.group_links.left_out(group, nodes)
 
-    def obstacles(self, group: AgreeingGroup) -> Obstacles:
+    def obstacles(self, group: NodeGroup) -> Obstacles:
         return Obstacles(self.group_links.missing(group), self.registration.problem)
 
-    def group_over(self, group: AgreeingGroup) -> None:
+    def group_over(self, group: NodeGroup) -> None:
         self.registrar.group_over(group)
 
-    def _make_group(self, entry: Entry) -> Group:
+    def _make_group(self, entry: Entry) -> NodeGroup:
         plan = entry.plan
         if entry.record is None:
             ranks = counted(plan.world_size, "rank")
@@ -297,14 +295,14 @@ class NodeAgent:
         else:
             nodes = counted(len(plan.members), "node")
             log.info("joining group '%s' opening %d on %s", plan.group, plan.epoch, nodes)
-        group = Group(plan, self._resources, self, entry.record)
+        group = NodeGroup(plan, self._resources, self, entry.record)
         self.group_links.opened(group)
         self.terms.opened(group)
         if self._observes:
             self.observer.opened(group)
         return group
 
-    def _opened(self, group: Group) -> None:
+    def _opened(self, group: NodeGroup) -> None:
         self.notices.opened(group)
         self.control_link.opened()
 

@@ -15,8 +15,7 @@ from time import monotonic
 
 from allfold_agent.edges.link_probe import PROBE_PROTOCOL, serve_probe
 from allfold_agent.edges.opening import EdgeRequest
-from allfold_agent.groups.result_transfer import ResultRequest, serve_result
-from allfold_agent.groups.results import Result
+from allfold_agent.groups.results import Result, ResultRequest, serve_result
 from allfold_agent.http.connections import ConnectionLimits, Connections, PortConnection, Stage
 from allfold_agent.http.server import (
     BadRequest,

@@ -10,9 +10,9 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from time import monotonic
 from typing import Any
 
-from allfold_agent.groups.epoch import Epoch
-from allfold_agent.groups.group import Group
-from allfold_agent.groups.registry import PLAN_LAG_SECONDS, Registry
+from allfold_agent.groups.epoch import GroupEpoch
+from allfold_agent.groups.group import NodeGroup
+from allfold_agent.groups.registry import PLAN_LAG_SECONDS, GroupRegistry
 from allfold_agent.local.memberships import JoinResult
 from allfold_agent.membership.group_terms import GroupTerms
 from allfold_agent.membership.orchestrator_client import Pauses
@@ -44,9 +44,9 @@ class Joins:
     def __init__(
         self,
         seats: RankSeats,
-        registry: Registry,
-        make: Callable[[Entry], Group],
-        opened: Callable[[Group], None],
+        registry: GroupRegistry,
+        make: Callable[[Entry], NodeGroup],
+        opened: Callable[[NodeGroup], None],
         terms: GroupTerms,
         refusing: Refusing,
     ) -> None:
@@ -111,7 +111,7 @@ class Joins:
         if self._registry.look_for(*opening, 0.0) is None and not self._registry.is_over(*opening):
             self._take_part(entry)
 
-    def _take_part(self, entry: Entry) -> Group | None:
+    def _take_part(self, entry: Entry) -> NodeGroup | None:
         group = self._registry.open(entry.plan, lambda: self._make(entry))
         if group is None:
             return None
@@ -179,17 +179,17 @@ class Joins:
 
 
 async def _first_epoch(
-    group: Group, session: str, deadline: float, refusing: AbstractAsyncContextManager[None]
-) -> Epoch | None:
+    group: NodeGroup, session: str, deadline: float, refusing: AbstractAsyncContextManager[None]
+) -> GroupEpoch | None:
     """Return the first epoch of a rank that joins a running group; ``None`` if that is over."""
     loop = asyncio.get_running_loop()
-    admitted: asyncio.Future[Epoch | None] = loop.create_future()
+    admitted: asyncio.Future[GroupEpoch | None] = loop.create_future()
 
-    def resolve(epoch: Epoch | None) -> None:
+    def resolve(epoch: GroupEpoch | None) -> None:
         if not admitted.done():
             admitted.set_result(epoch)
 
-    def tell(epoch: Epoch | None) -> None:
+    def tell(epoch: GroupEpoch | None) -> None:
         loop.call_soon_threadsafe(resolve, epoch)
 
     group.join(session, tell)
@@ -215,9 +215,9 @@ def _always_ended(request: Mapping[str, Any]) -> PeerMissing:
     )
 
 
-def _not_admitted(group: Group) -> PeerMissing:
+def _not_admitted(group: NodeGroup) -> PeerMissing:
     """Return the error of a rank that was not let in in time."""
-    waits_for = group.waits_for() or (
+    waits_for = group.deadlines.waits_for() or (
         "its ranks to commit their state"
         if group.plan.options.at_commits
         else "the decision of its nodes"

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 from allfold_agent.data_port import SocketTaker
 from allfold_agent.edges.opening import Dial, EdgeRequest
-from allfold_agent.groups.registry import PLAN_LAG_SECONDS, Registry
-from allfold_agent.groups.result_transfer import ResultRequest
-from allfold_agent.groups.results import Result
+from allfold_agent.groups.registry import PLAN_LAG_SECONDS, GroupRegistry
+from allfold_agent.groups.results import Result, ResultRequest
 from allfold_agent.http import client as http_client
 from allfold_agent.http.transport import Transport
 from allfold_agent.membership.link_dialling import DIAL_SECONDS, Dialled
@@ -29,7 +28,7 @@ class PeerConnections:
         registry: the groups of this node.
     """
 
-    def __init__(self, transport: Transport, registry: Registry) -> None:
+    def __init__(self, transport: Transport, registry: GroupRegistry) -> None:
         self._transport = transport
         self._registry = registry
 

@@ -11,10 +11,9 @@ from logging import INFO, WARNING
 from time import monotonic
 from typing import Any, TypeVar
 
-from allfold_agent.groups.agreeing_group import AgreeingGroup
 from allfold_agent.groups.flight_recorder import Recordings
-from allfold_agent.groups.group import Group
-from allfold_agent.groups.registry import Registry
+from allfold_agent.groups.group import NodeGroup
+from allfold_agent.groups.registry import GroupRegistry
 from allfold_agent.joins import Joins
 from allfold_agent.local.memberships import PROCESS_ENDED, JoinResult
 from allfold_agent.local.rank_connection import RankMembership
@@ -81,7 +80,7 @@ class RankRegistrar:
     def __init__(
         self,
         tasks: ControlTasks,
-        registry: Registry,
+        registry: GroupRegistry,
         joins: Joins,
         seats: RankSeats,
         draining: NodeDrain,
@@ -147,7 +146,7 @@ class RankRegistrar:
         membership.group.rank_ended(membership.session, reason, withdraws=withdraws)
         self._tasks.spawn_from_thread(self._finish_loss(membership))
 
-    def group_over(self, group: AgreeingGroup) -> None:
+    def group_over(self, group: NodeGroup) -> None:
         """Close a group whose nodes have agreed that no rank is left."""
         self._tasks.spawn_from_thread(self._close(group))
 
@@ -155,7 +154,7 @@ class RankRegistrar:
         """End the local ranks of all groups; the nodes agree on that without orchestrator."""
         await asyncio.gather(*map(self._leave_group, self._registry.all()))
 
-    async def _leave_group(self, group: Group) -> None:
+    async def _leave_group(self, group: NodeGroup) -> None:
         sessions = [seat.session for seat in group.current.record.seats if seat.node == group.node]
         for session in sessions:
             group.rank_ended(session, "had its node agent stopped", withdraws=True)
@@ -170,7 +169,7 @@ class RankRegistrar:
     ) -> None:
         group, session = membership.group, membership.session
         # Whoever sent to this rank must know that it has received before it hears that it is gone.
-        await asyncio.to_thread(group.finish_messages, monotonic() + _LINGER_SECONDS)
+        await asyncio.to_thread(group.p2p.finish, monotonic() + _LINGER_SECONDS)
         group.rank_ended(session, how)
         try:
             await asyncio.gather(
@@ -193,12 +192,12 @@ class RankRegistrar:
         rank = sessions.index(session) if session in sessions else 0  # found by its session
         await self._seats.give_up_seat(group.name, rank, session, reason)
 
-    async def _close_if_evicted(self, group: Group) -> None:
+    async def _close_if_evicted(self, group: NodeGroup) -> None:
         """Any other group is over when all nodes have agreed that no rank is left."""
         if group.evicted is not None and group.is_empty:
             await self._close(group)
 
-    async def _close(self, group: AgreeingGroup) -> None:
+    async def _close(self, group: NodeGroup) -> None:
         await asyncio.to_thread(group.close, _LINGER_SECONDS)
         if self._registry.remove(group):
             self._recordings.keep(group)

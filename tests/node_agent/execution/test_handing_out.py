@@ -324,7 +324,7 @@ def test_what_is_decoded_when_the_result_comes_from_elsewhere_goes_into_nobody_e
         assert inside.wait(SECONDS)
         assert local.ranks[0].outcome() == (0, None)
         doubt = Doubt(0, Reason.FAILED, error=packed(late()))
-        local.groups[0].doubt([doubt])  # the root has the result, which the other one fetches
+        local.groups[0].runs.doubt([doubt])  # the root has the result, which the other one fetches
         assert local.ranks[1].outcome() == (0, None)
         assert local.ranks[1].result(0)[0] == 1.0
         taken = [local.buffers.take(4 * numel) for _ in range(8)]

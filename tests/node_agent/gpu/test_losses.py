@@ -15,9 +15,9 @@ from allfold_agent.gpu.completions import Completions, FencePoller
 from allfold_agent.gpu.gpus import Pins
 from allfold_agent.gpu.operands import GpuRange, Nowhere
 from allfold_agent.groups.epoch import NodeResources
-from allfold_agent.groups.group import Group
+from allfold_agent.groups.group import NodeGroup
 from allfold_agent.groups.neighbours import Neighbours
-from allfold_agent.groups.results import Retention
+from allfold_agent.groups.results import ResultShares
 from allfold_agent.runtime.buffers import BufferPool
 from allfold_agent.runtime.reactor import Reactor
 from allfold_agent.runtime.threads import WorkerPool
@@ -57,7 +57,7 @@ class OnItsWay:
 
 
 @pytest.fixture
-def group() -> Iterator[Group]:
+def group() -> Iterator[NodeGroup]:
     """Of a node with two ranks, and another node."""
     reactor, workers = Reactor("test"), WorkerPool(1)
     nothing: Any = create_autospec(Neighbours, instance=True)
@@ -69,14 +69,14 @@ def group() -> Iterator[Group]:
         reactor=reactor,
         pins=Pins(),
         fetch=nothing,
-        retention=Retention(),
+        retention=ResultShares(),
     )
-    yield Group(make_plan([[0, 1], [2]]), resources, nothing)
+    yield NodeGroup(make_plan([[0, 1], [2]]), resources, nothing)
     workers.close()
     reactor.close()
 
 
-def test_a_loss_waits_for_no_gpu_and_so_for_no_thread_that_waits_for_it(group: Group) -> None:
+def test_a_loss_waits_for_no_gpu_and_so_for_no_thread_that_waits_for_it(group: NodeGroup) -> None:
     poller = FencePoller("test")
     completions, point = Completions(poller), Point()
     lost, done = (group.current.new_op(seq) for seq in (1, 2))
@@ -88,7 +88,7 @@ def test_a_loss_waits_for_no_gpu_and_so_for_no_thread_that_waits_for_it(group: G
     def finish(error: Exception | None) -> None:
         """The GPU is done with the second op; its ranks are told, which takes the group's lock."""
         has_lock.wait(SECONDS)
-        group.end(done, error)
+        group.runs.end(done, error)
         told.set()
 
     def lose() -> None:
@@ -106,7 +106,7 @@ def test_a_loss_waits_for_no_gpu_and_so_for_no_thread_that_waits_for_it(group: G
     poller.close()
 
 
-def op_on_gpu(group: Group) -> Op:
+def op_on_gpu(group: NodeGroup) -> Op:
     """An all-reduce that a rank on a GPU has called, and the rank beside it has not."""
     device: Any = SimpleNamespace(ordinal=0, reaches=lambda other: True)
     memory: Any = SimpleNamespace(device=device, address=0)
@@ -122,7 +122,7 @@ def op_on_gpu(group: Group) -> Op:
 
 
 def test_a_result_that_is_fetched_for_a_rank_on_a_gpu_needs_no_memory_of_the_dead_one_beside_it(
-    group: Group,
+    group: NodeGroup,
 ) -> None:
     op = op_on_gpu(group)
     assert group.current.runner.prepare_result(op) == 32
@@ -130,7 +130,7 @@ def test_a_result_that_is_fetched_for_a_rank_on_a_gpu_needs_no_memory_of_the_dea
     assert op.gpu_operands._outputs == {0: op.arrivals[0].target, 1: Nowhere(32)}
 
 
-def test_an_attempt_on_a_gpu_that_is_given_up_lets_go_of_its_memory(group: Group) -> None:
+def test_an_attempt_on_a_gpu_that_is_given_up_lets_go_of_its_memory(group: NodeGroup) -> None:
     op = op_on_gpu(group)
     group.current.runner.prepare_result(op)
     operands, ended = op.gpu_operands, Event()

@@ -10,8 +10,8 @@ import torch
 
 from allfold._lane.recipe import PageSeat, Recipe
 from allfold_agent.compilation.op_spec import OpSpecs
-from allfold_agent.groups.lane_page import LanePage
-from allfold_agent.groups.lane_program import LaneProgram
+from allfold_agent.groups.lane.page import AgentPage
+from allfold_agent.groups.lane.program import LaneProgram
 from allfold_core.operations import Fingerprint
 from allfold_core.plan import Plan
 from allfold_core.short_lane.page import WORD, PageLayout, PostHeader, digest_of, write_header
@@ -20,7 +20,7 @@ from tests.support.fakes.local_groups import make_plan
 Placement = tuple[tuple[int, ...], ...]
 
 
-def _mapped(page: LanePage) -> memoryview:
+def _mapped(page: AgentPage) -> memoryview:
     return memoryview(mmap.mmap(page.descriptor, page.layout.size))
 
 
@@ -37,10 +37,10 @@ class NodesOfALane:
     def __init__(self, placement: Placement) -> None:
         self.placement = placement
         self.plan: Plan = make_plan(placement)
-        self.pages = [LanePage(PageLayout(len(ranks))) for ranks in placement]
+        self.pages = [AgentPage(PageLayout(len(ranks))) for ranks in placement]
         self._memory = list(map(_mapped, self.pages))
 
-    def use(self, node: int, page: LanePage) -> None:
+    def use(self, node: int, page: AgentPage) -> None:
         """Let the ranks of a node have another page."""
         self.pages[node] = page
         self._memory[node] = _mapped(page)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from allfold_agent.groups.agreement import Agreement
+from allfold_agent.groups.events import EventQueue
+from allfold_agent.groups.outcomes import OpTable
 from allfold_core.diagnosis.stragglers import Hindrances
 from allfold_core.protocol.peer_link import LinkMessageType
 from allfold_core.survival.instructions import Instruction
@@ -22,8 +24,6 @@ class Effects:
     """Does nothing of what an agreement says."""
 
     def carry_out(self, instruction: Instruction) -> None: ...
-
-    def carried_out(self) -> None: ...
 
     def is_settled(self, seq: int) -> bool:
         return seq >= 0
@@ -47,6 +47,7 @@ class Node(Agreement):
             POLICY,
             term,
             epoch,
+            EventQueue(name, OpTable()),
             Effects(),
             lambda *each: self.sent.append(each),
             Hindrances(),

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from allfold_agent.groups.group import Group
-from allfold_agent.groups.registry import Registry
+from allfold_agent.groups.group import NodeGroup
+from allfold_agent.groups.registry import GroupRegistry
 from allfold_core.errors import InvalidArgument, PeerLost, PeerMissing, RegisterNotFirstOperation
 from allfold_core.operations import Kind, ReduceOp
 from allfold_core.protocol.peer_link import LinkMessageType
@@ -159,7 +159,7 @@ def test_a_rank_that_the_others_take_for_gone_hears_so(shrunk: LocalGroups) -> N
 def test_a_verdict_names_ranks_by_their_numbers_in_the_epoch_of_the_op(
     shrunk: LocalGroups,
 ) -> None:
-    shrunk.groups[0].doubt([Doubt(0, Reason.DEADLINE, 1.0)])
+    shrunk.groups[0].runs.doubt([Doubt(0, Reason.DEADLINE, 1.0)])
     first = shrunk.ranks[1].outcome()[1]
     shrunk.ranks[2].call(0, [4.0])
     late = shrunk.ranks[2].outcome()[1]
@@ -232,7 +232,7 @@ def test_ranks_have_any_order_over_the_nodes(kind: Kind, root: int) -> None:
 
 
 def test_a_group_is_found_by_its_opening_in_whichever_epoch_it_is(shrunk: LocalGroups) -> None:
-    registry, group = Registry(), shrunk.groups[0]
+    registry, group = GroupRegistry(), shrunk.groups[0]
     assert registry.open(group.plan, lambda: group) is group
     assert registry.find("test", OPENING) is group
     with pytest.raises(RegisterNotFirstOperation, match=f"'test' opening {LATER} is not open"):
@@ -242,20 +242,20 @@ def test_a_group_is_found_by_its_opening_in_whichever_epoch_it_is(shrunk: LocalG
         registry.find("test", OPENING)
 
 
-class WatchedRegistry(Registry):
+class WatchedRegistry(GroupRegistry):
     """Notes when somebody looks for a group; the lock is free again when he waits for it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.looked = Event()
 
-    def _opened_as(self, name: str, opening: int) -> Group | None:
+    def _opened_as(self, name: str, opening: int) -> NodeGroup | None:
         self.looked.set()
         return super()._opened_as(name, opening)
 
 
 def test_whoever_waits_for_a_group_goes_on_as_soon_as_it_is_open() -> None:
-    registry, found = WatchedRegistry(), SimpleQueue[Group | None]()
+    registry, found = WatchedRegistry(), SimpleQueue[NodeGroup | None]()
     with local_groups([[0]]) as local:
         waiting = Thread(
             target=lambda: found.put(registry.look_for("test", OPENING, 60.0)), daemon=True
@@ -269,7 +269,7 @@ def test_whoever_waits_for_a_group_goes_on_as_soon_as_it_is_open() -> None:
 def test_a_name_may_be_opened_anew_before_the_last_rank_has_left_the_old_group() -> None:
     with local_groups([[0]]) as old, local_groups([[0]]) as new:
         new.groups[0].opening = LATER
-        registry = Registry()
+        registry = GroupRegistry()
         registry.open(make_plan([[0]]), lambda: old.groups[0])
         assert registry.open(make_plan([[0]], epoch=LATER), lambda: new.groups[0])
         assert registry.find("test", OPENING) is old.groups[0]

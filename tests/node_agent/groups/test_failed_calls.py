@@ -143,7 +143,7 @@ def test_an_op_of_which_a_call_is_refused_fails_on_all_nodes_and_later_ones_are_
     monkeypatch: pytest.MonkeyPatch, most: int, shift: int, frames_come_first: bool
 ) -> None:
     """The frames of the other nodes, which no call takes, must not stay in the way."""
-    monkeypatch.setattr("allfold_agent.groups.group.MAX_OPEN_OPS", most)
+    monkeypatch.setattr("allfold_agent.groups.local_ranks.MAX_OPEN_OPS", most)
     with local_groups([[0], [1]]) as local:
         one, other = local.ranks
 
@@ -181,7 +181,9 @@ def test_an_op_that_a_rank_cannot_call_fails_for_the_others_with_its_reason(
     with local_groups(ranks) as local:
         odd, late, early = local.ranks
         early.call(0, [1.0])
-        odd.group.abandon(odd.session, 0, InvalidArgument("it is read-only."), call="broadcast")
+        odd.group.calls.abandon(
+            odd.session, 0, InvalidArgument("it is read-only."), call="broadcast"
+        )
         seq, error = early.outcome()
         assert seq == 0
         assert isinstance(error, PeerRefused)
@@ -200,7 +202,7 @@ def test_ops_that_no_rank_can_call_are_forgotten() -> None:
     with local_groups([[0, 1]]) as local:
         for seq in range(20):
             for rank in local.ranks:
-                rank.group.abandon(rank.session, seq, InvalidArgument("it cannot be"))
+                rank.group.calls.abandon(rank.session, seq, InvalidArgument("it cannot be"))
         assert local.groups[0].agreement.machine.remembered == 0
         local.call_all(20, [[1.0]] * 2)
         assert [rank.outcome() for rank in local.ranks] == [(20, None)] * 2
@@ -210,11 +212,11 @@ def test_calls_that_are_refused_without_end_do_not_fill_the_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The nodes remember each of the ops, for the ranks that have yet to call it."""
-    monkeypatch.setattr("allfold_agent.groups.group.MAX_OPEN_OPS", 4)
+    monkeypatch.setattr("allfold_agent.groups.local_ranks.MAX_OPEN_OPS", 4)
     with local_groups([[0], [1]]) as local:
         odd, other = local.ranks
         for seq in range(100):
-            odd.group.abandon(odd.session, seq, InvalidArgument("it cannot be"))
+            odd.group.calls.abandon(odd.session, seq, InvalidArgument("it cannot be"))
         other.call(0, [1.0])
         assert isinstance(other.outcome()[1], PeerRefused)
         assert max(each.agreement.machine.remembered for each in local.groups) <= 2 * 16

@@ -13,7 +13,8 @@ import torch
 
 from allfold_agent.arithmetic.kernels import Arithmetic
 from allfold_agent.execution.op import Op
-from allfold_agent.groups.group import DEADLINE_RETRY_SECONDS, Group
+from allfold_agent.groups.deadlines import DEADLINE_RETRY_SECONDS
+from allfold_agent.groups.group import NodeGroup
 from allfold_core.errors import InvalidArgument, PeerLost, PeerMissing
 from allfold_core.protocol.peer_link import LinkMessageType
 from allfold_core.survival.instructions import Instruction
@@ -116,9 +117,9 @@ def waiting(local: LocalGroups, count: int, timeout: float) -> None:
         local.ranks[0].call(seq, [1.0], timeout=timeout)
 
 
-def overdue(group: Group, now: float) -> list[int]:
+def overdue(group: NodeGroup, now: float) -> list[int]:
     """The ops that need a verdict as their deadline has passed."""
-    return [op.seq for op in group._overdue(now)]
+    return [op.seq for op in group.deadlines._overdue(now)]
 
 
 def test_ops_past_their_deadline_are_looked_into_a_few_at_a_time_and_again_later() -> None:
@@ -148,7 +149,7 @@ def test_the_deadline_of_an_op_counts_from_the_call_and_not_from_its_data() -> N
 
 def judge_deadline(local: LocalGroups, seq: int) -> None:
     """Have the nodes judge an op as if its deadline had just passed on the first node."""
-    local.groups[0].doubt([Doubt(seq, Reason.DEADLINE, SECONDS)])
+    local.groups[0].runs.doubt([Doubt(seq, Reason.DEADLINE, SECONDS)])
 
 
 def test_a_verdict_about_missing_ranks_names_them_and_holds_for_their_late_calls() -> None:
@@ -187,7 +188,7 @@ def test_what_becomes_complete_during_a_round_is_handed_out_after_it() -> None:
         first, second = local.ranks
         first.call(0, [1.0])
         local.links.hold(LinkMessageType.INSTALL)
-        local.groups[1].doubt([Doubt(99, Reason.MISMATCH)])
+        local.groups[1].runs.doubt([Doubt(99, Reason.MISMATCH)])
         wait_until(lambda: local.links.count(LinkMessageType.INSTALL), "the leader has decided")
         for seq in (0, 1):
             second.call(seq, [2.0])
@@ -282,7 +283,7 @@ def test_what_is_taken_over_from_the_short_lane_begins_before_a_later_op_that_ca
     """
     with local_groups([[0], [1]]) as local:
         group, rank, other = local.groups[0], *local.ranks
-        carry_out = group.carry_out
+        carry_out = group.decisions.carry_out
         posted = list(range(3))
 
         def close_the_lane_first(instruction: Instruction) -> None:
@@ -290,7 +291,7 @@ def test_what_is_taken_over_from_the_short_lane_begins_before_a_later_op_that_ca
                 rank.call(posted.pop(0), [1.0, 4.0], strategy="ring", posted=True)
             carry_out(instruction)
 
-        monkeypatch.setattr(group, "carry_out", close_the_lane_first)
+        monkeypatch.setattr(group.decisions, "carry_out", close_the_lane_first)
         rank.call(3, [1.0, 4.0], strategy="ring")
         for seq in range(4):
             other.call(seq, [2.0, 5.0], strategy="ring")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from allfold_agent.edges.opening import EdgeRequest
-from allfold_agent.groups.group import Group
+from allfold_agent.groups.group import NodeGroup
 from allfold_core.errors import LocalError, PeerMissing, PeerSentIncoherentTensor
 from allfold_core.protocol.frames import FrameHeader, FrameType
 from allfold_core.protocol.peer_link import LinkMessageType
@@ -85,7 +85,7 @@ def test_an_edge_goes_on_in_the_next_epochs_with_its_connection_and_its_numbers(
     assert two.connections == 2
 
 
-def ends(local: LocalGroups) -> list[tuple[Group, str]]:
+def ends(local: LocalGroups) -> list[tuple[NodeGroup, str]]:
     return [(local.groups[0], "node1"), (local.groups[1], "node0")]
 
 

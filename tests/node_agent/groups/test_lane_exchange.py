@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from allfold_agent.compilation.op_spec import OpSpecs
-from allfold_agent.groups.epoch import Epoch
-from allfold_agent.groups.lane_exchange import LaneExchange
-from allfold_agent.groups.lane_links import LaneLinks
-from allfold_agent.groups.op_table import OpTable
+from allfold_agent.groups.epoch import GroupEpoch
+from allfold_agent.groups.lane.exchange import LaneExchange
+from allfold_agent.groups.lane.links import LaneLinks
+from allfold_agent.groups.outcomes import OpTable
 from allfold_agent.runtime.lane_thread import LaneThread
 from allfold_core.dtypes import DType
 from allfold_core.operations import AUTO, Fingerprint, Kind, ReduceOp
@@ -111,7 +111,7 @@ class Exchanges:
         plan = self.nodes.plan
         epoch = SimpleNamespace(plan=plan, packed_stamp=STAMP, specs=OpSpecs(plan, node))
         return LaneExchange(
-            cast(Epoch, epoch),
+            cast(GroupEpoch, epoch),
             self.names[node],
             self.nodes.pages[node],
             cast(LaneLinks, self.links[node]),
@@ -431,7 +431,7 @@ def test_a_failure_of_the_arithmetic_is_trouble_and_is_logged(
     def fail(*_: object) -> None:
         raise RuntimeError("not my day")
 
-    monkeypatch.setattr("allfold_agent.groups.lane_program.LaneProgram.finish", fail)
+    monkeypatch.setattr("allfold_agent.groups.lane.program.LaneProgram.finish", fail)
     two.open()
     two.post_all(FIRST)
     in_trouble(two, 0, 1)

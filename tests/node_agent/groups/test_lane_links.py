@@ -11,7 +11,7 @@ import pytest
 
 from allfold_agent.edges.members import GroupNodes
 from allfold_agent.edges.opening import Dial, EdgeRequest, Traffic
-from allfold_agent.groups.lane_links import LaneLinks
+from allfold_agent.groups.lane.links import LaneLinks
 from allfold_agent.runtime.lane_thread import LaneThread
 from allfold_core.errors import PeerLost, ServiceError
 from allfold_core.plan import Plan

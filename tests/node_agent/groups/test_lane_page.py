@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from allfold_agent.groups.lane_page import LanePage, Post, end_of_complete
+from allfold_agent.groups.lane.page import AgentPage, Post, end_of_complete
 from allfold_core.short_lane.page import (
     NEVER,
     SLOTS,
@@ -47,7 +47,7 @@ def test_complete_is_what_all_have_posted_alike(
 
 
 def test_a_page_that_is_new_or_closed_leaves_no_op_to_the_ranks() -> None:
-    page = LanePage(PageLayout(2))
+    page = AgentPage(PageLayout(2))
     assert page.first == NEVER
     page.open(5)
     assert page.first == 5
@@ -56,14 +56,14 @@ def test_a_page_that_is_new_or_closed_leaves_no_op_to_the_ranks() -> None:
 
 
 def test_a_rank_is_told_which_of_its_messages_were_read() -> None:
-    page = LanePage(PageLayout(2))
+    page = AgentPage(PageLayout(2))
     page.note_read(1, 6)
     all_words = memoryview(page.mapping.memory)[: page.layout.words * WORD].cast("Q")
     assert [all_words[page.layout.read_word(rank)] for rank in (0, 1)] == [0, 7]
 
 
 def test_a_post_is_read_as_it_was_written_unless_a_later_one_is_being_written() -> None:
-    page = LanePage(PageLayout(2))
+    page = AgentPage(PageLayout(2))
     view = memoryview(page.mapping.memory)
     word, packed = page.layout.post_word(1, 3), b"a fingerprint"
     header = PostHeader(digest_of(packed), 1.5, 30.0, 2, len(packed), 3)

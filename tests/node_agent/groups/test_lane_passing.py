@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
-from allfold_agent.edges.members import GroupNodes
 from allfold_agent.execution.op import RankEndpoint
-from allfold_agent.groups.epoch import Epoch, NodeResources
-from allfold_agent.groups.lane_keeper import LaneGroup, LaneKeeper
-from allfold_agent.groups.lane_page import Post
-from allfold_agent.groups.short_lane import ShortLane
+from allfold_agent.groups.epoch import GroupEpoch, NodeResources
+from allfold_agent.groups.group import NodeGroup
+from allfold_agent.groups.lane.keeper import LaneKeeper
+from allfold_agent.groups.lane.page import Post
+from allfold_agent.groups.lane.short_lane import NodeLane
 from allfold_core.dtypes import DType
 from allfold_core.operations import AUTO, Fingerprint, Kind
-from allfold_core.survival.plans import first_epoch, first_term
+from allfold_core.survival.plans import first_epoch
 from tests.node_agent.groups.lane_nodes import NodesOfALane
-from tests.support.fakes.local_groups import local_groups, make_plan
+from tests.support.fakes.local_groups import local_groups
 
 
 class Page:
@@ -59,19 +59,14 @@ class Passing:
         self.told: list[int] = []
         machine = SimpleNamespace(dead={})
         agreement = SimpleNamespace(machine=machine, passed_by_ranks=self.told.append)
-        group: Any = SimpleNamespace(submitted={"rank": read}, agreement=agreement)
+        calls = SimpleNamespace(submitted={"rank": read})
+        group = SimpleNamespace(calls=calls, agreement=agreement)
         resources = SimpleNamespace(short_lane=True, lane_thread=None)
-        plan = make_plan([(0,), (1,)])
-        self._keeper = LaneKeeper(
-            cast(LaneGroup, group),
-            plan,
-            GroupNodes(plan.members, first_term(plan)),
-            cast(NodeResources, resources),
-        )
+        self._keeper = LaneKeeper(cast(NodeGroup, group), cast(NodeResources, resources))
 
     def passed(self, page: Page) -> int:
         """Return the last op that the agreement takes for done."""
-        self._keeper.lane = cast(ShortLane, page)
+        self._keeper.lane = cast(NodeLane, page)
         self._keeper.pass_completed()
         return self.told[-1]
 
@@ -107,9 +102,9 @@ def test_an_op_that_was_posted_as_the_lane_was_closed_is_not_passed_before_it_is
     assert Passing(read=19).passed(Page(20, 15, left=[21])) == 19
 
 
-def lane_of_one_rank(nodes: NodesOfALane) -> ShortLane:
+def lane_of_one_rank(nodes: NodesOfALane) -> NodeLane:
     epoch = SimpleNamespace(plan=nodes.plan, record=first_epoch(nodes.plan), ordinal=0)
-    lane = ShortLane(cast(Epoch, epoch), "node0")
+    lane = NodeLane(cast(GroupEpoch, epoch), "node0")
     lane.hand_to(lane.sessions[0], cast(RankEndpoint, None), 0)
     nodes.use(0, lane.page)
     return lane

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from allfold_agent.control.status import describe_group
-from allfold_agent.groups.link_watch import LOOK_SECONDS
+from allfold_agent.groups.neighbours import LOOK_SECONDS
 from allfold_core.pricing.slow_links import BELIEVED_SECONDS
 from allfold_core.protocol.peer_link import LinkMessageType
 from allfold_core.topology import AS_OPENED, LinkModel

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
-from allfold_agent.edges.incoming import LinkRate
-from allfold_agent.groups.link_watch import LinkWatch
+from allfold_agent.groups.epoch import NodeResources
+from allfold_agent.groups.group import NodeGroup
+from allfold_agent.groups.neighbours import SlowLinkWatch
 from allfold_core.survival.plans import first_epoch, first_term, plan_of
 from allfold_core.survival.records import Epoch
 from allfold_core.topology import Layout, LinkModel
@@ -29,20 +32,21 @@ class Led:
         self.record = first_epoch(OPENING)
         self.comparisons: list[Callable[[], None]] = []
         self.wanted: list[Layout] = []
-        self.watch = LinkWatch(OPENING, MEMBERS, "node4", self, avoid=True)
+        # As much of the group, and of its node, as the watch needs.
+        self.plan, self.members, self.node = OPENING, MEMBERS, "node4"
+        self.agreement = self.current = self
+        self.edges = SimpleNamespace(rates=dict)
+        self.arrange = self.wanted.append
+        workers = SimpleNamespace(submit=self.comparisons.append)
+        resources = SimpleNamespace(workers=workers, avoid_slow_links=True)
+        self.watch = SlowLinkWatch(cast(NodeGroup, self), cast(NodeResources, resources))
         self.now = 1000.0
 
-    def rates(self) -> Mapping[str, LinkRate]:
-        return {}
+    def event(self, action: Callable[[], None]) -> None:
+        action()
 
-    def tell_rates(self, node: str, rates: Mapping[str, float]) -> None:
+    def send(self, *_: object) -> None:
         pytest.fail("the leader tells nobody")
-
-    def compare(self, task: Callable[[], None]) -> None:
-        self.comparisons.append(task)
-
-    def arrange(self, layout: Layout) -> None:
-        self.wanted.append(layout)
 
     def look(self, slow: float = RATE / 10) -> None:
         """Look a second later, when all have measured; node1 -> node2 at a rate of its own."""
@@ -50,16 +54,17 @@ class Led:
         nodes = self.term.voters
         for node in nodes:
             others = dict.fromkeys((each for each in nodes if each != node), RATE)
-            self.watch.note(node, others | ({"node1": slow} if node == "node2" else {}))
+            self.watch.take_rates(node, others | ({"node1": slow} if node == "node2" else {}))
         self.watch.look(self.now)
 
     def compare_all(self) -> list[Layout]:
         """Make the comparisons that were begun; return what is wanted of the nodes then."""
-        comparisons, self.comparisons = self.comparisons, []
+        comparisons, wanted = [*self.comparisons], self.wanted
+        self.comparisons.clear()
+        wanted.clear()
         for each in comparisons:
             each()
-        wanted, self.wanted = self.wanted, []
-        return wanted
+        return [*wanted]
 
     def install(self, layout: Layout) -> None:
         """A round has made an epoch of this layout."""

@@ -158,7 +158,7 @@ def test_an_attempt_that_fails_after_it_was_given_up_does_not_fail_the_next_one(
         local.ranks[0].call(0, [1.0])
         local.lose(2)
         rounds = local.rounds
-        group.cannot_run(0, RuntimeError("no memory"), attempt)
+        group.runs.cannot_run(0, RuntimeError("no memory"), attempt)
         wait_until(lambda: local.rounds > rounds and not local.undecided, "it was judged")
         local.ranks[1].call(0, [2.0])
         for rank in local.ranks[:2]:
@@ -265,7 +265,7 @@ def test_what_one_node_was_handed_the_others_get_from_it(numel: int, reason: str
         if reason == "a rank dies":
             local.ranks[2].end()
         else:
-            local.groups[1].doubt([Doubt(0, Reason.DEADLINE, SECONDS)])
+            local.groups[1].runs.doubt([Doubt(0, Reason.DEADLINE, SECONDS)])
         second = local.ranks[1]
         assert second.outcome() == (0, None)
         assert (second.result(0) == 6.0).all()

@@ -32,7 +32,7 @@ class Changes:
 
     def between(self, before: Term, now: Term, *, frozen: bool = False) -> list[tuple[str, Any]]:
         self.done.clear()
-        for action in self._changes.note(before, now, frozen=frozen):
+        for action in self._changes.actions_between(before, now, frozen=frozen):
             action()
         return [*self.done]
 

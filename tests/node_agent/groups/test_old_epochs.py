@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from allfold_agent.groups.closing_signals import ClosingSignals
 from allfold_agent.groups.epoch import CHANGES_KEPT
-from allfold_agent.groups.group import Group
+from allfold_agent.groups.group import NodeGroup
+from allfold_agent.groups.rounds import ClosingSignals
 from allfold_core.survival.agent_machine import AgentMachine
 from allfold_core.survival.instructions import Installed
 from allfold_core.survival.records import Epoch, Seat, Stamp, Term
@@ -40,7 +40,7 @@ def shrinking(ranks: list[list[int]]) -> Iterator[LocalGroups]:
         yield local
 
 
-def ordinals(group: Group) -> list[int]:
+def ordinals(group: NodeGroup) -> list[int]:
     return list(group.epochs)
 
 
@@ -100,7 +100,7 @@ def test_what_a_dead_rank_had_deferred_is_forgotten() -> None:
         group = local.groups[0]
         group.deferred |= {(local.ranks[0].session, 3), (local.ranks[1].session, 4)}
         local.ranks[1].end()
-        assert dict(group.deferred_calls()) == {local.ranks[0].session: 3}
+        assert dict(group.decisions.deferred_calls()) == {local.ranks[0].session: 3}
 
 
 def test_a_node_that_has_joined_does_without_epochs_of_nodes_it_never_knew() -> None:
@@ -110,7 +110,7 @@ def test_a_node_that_has_joined_does_without_epochs_of_nodes_it_never_knew() -> 
         before = Epoch(Stamp(0, 0, -1), -1, (Seat("x", "lost", 0), Seat("y", group.node, 1)))
         later = replace(known, stamp=Stamp(known.stamp.term, 1, 0), ordinal=known.ordinal + 1)
         with group.table.changed:
-            group.carry_out(Installed(later, (before, known)))
+            group.decisions.carry_out(Installed(later, (before, known)))
         assert ordinals(group) == [0, 1]
         assert group.current.record == later
 

@@ -8,8 +8,7 @@ from itertools import count
 import numpy as np
 import pytest
 
-from allfold_agent.groups.result_transfer import ResultRequest, fetch_result
-from allfold_agent.groups.results import Result
+from allfold_agent.groups.results import Result, ResultRequest, fetch_result
 from allfold_core.errors import LocalError
 from allfold_core.survival.records import Stamp
 from tests.node_agent.data_ports import Port, answering, serving

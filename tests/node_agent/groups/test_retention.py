@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from allfold_agent.groups.group import Group
-from allfold_agent.groups.results import LEAST_BYTES, Retention
+from allfold_agent.groups.group import NodeGroup
+from allfold_agent.groups.results import LEAST_BYTES, ResultShares
 from tests.support.fakes.local_groups import LocalGroups, local_groups
 from tests.support.fakes.local_rank import LocalRank
 from tests.support.waiting import wait_until
@@ -19,12 +19,12 @@ RESULT = 4 * NUMEL
 OPS = 20
 
 
-def bounds(limit: int) -> dict[str, Retention]:
-    return {node: Retention(limit) for node in ("node0", "node1")}
+def bounds(limit: int) -> dict[str, ResultShares]:
+    return {node: ResultShares(limit) for node in ("node0", "node1")}
 
 
 @contextmanager
-def two_nodes(retentions: Mapping[str, Retention]) -> Iterator[LocalGroups]:
+def two_nodes(retentions: Mapping[str, ResultShares]) -> Iterator[LocalGroups]:
     with local_groups([[0], [1]], retentions=retentions) as local:
         yield local
 
@@ -39,12 +39,12 @@ def finish(rank: LocalRank, ops: int = OPS) -> None:
     assert all((rank.result(seq) == 3.0).all() for seq in range(ops))
 
 
-def under_way(group: Group) -> list[int]:
+def under_way(group: NodeGroup) -> list[int]:
     with group.table.lock:
         return [op.seq for op in group.table.in_flight.values() if op.running and not op.ended]
 
 
-def keeps(group: Group, ops: int) -> bool:
+def keeps(group: NodeGroup, ops: int) -> bool:
     return group.results.nbytes == ops * RESULT
 
 
@@ -106,7 +106,7 @@ def test_two_groups_with_crossed_calls_finish_although_neither_may_keep_a_result
 
 
 def test_ops_that_wait_for_room_are_redone_like_others_when_a_rank_is_lost() -> None:
-    bound = {f"node{node}": Retention(0) for node in range(3)}
+    bound = {f"node{node}": ResultShares(0) for node in range(3)}
     with local_groups([[0], [1], [2]], retentions=bound) as local:
         survivors = local.ranks[:2]
         local.call_all(0, [np.ones(NUMEL)] * 3)
@@ -133,10 +133,10 @@ def test_groups_that_are_over_leave_their_share_to_the_others() -> None:
 
 @pytest.mark.parametrize("largest", [0, 1, LEAST_BYTES // 2, LEAST_BYTES])
 def test_by_default_the_two_largest_results_have_room(largest: int) -> None:
-    retention = Retention()
+    retention = ResultShares()
     for nbytes in (1, largest, 2):
-        retention.note(nbytes)
+        retention.make_room(nbytes)
     assert retention.limit == max(LEAST_BYTES, 2 * largest)
-    given = Retention(7)
-    given.note(largest)
+    given = ResultShares(7)
+    given.make_room(largest)
     assert given.limit == 7

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from allfold_agent.groups.flight_recorder import OpRecord, State
+from allfold_agent.groups.flight_recorder import OpRecord, OpStage
 from allfold_agent.groups.outcomes import LONG, SHORT, ErrorCounts, Tally
 from allfold_core.dtypes import DType
 from allfold_core.operations import Fingerprint, Kind, ReduceOp
@@ -15,14 +15,14 @@ def record(
     seconds: float, late: float, error: str = "", called: Fingerprint | None = ALL_REDUCE
 ) -> OpRecord:
     arrivals = {0: 0.0, 1: late} if called else {}
-    state = State.FAILED if error else State.COMPLETED
+    state = OpStage.FAILED if error else OpStage.COMPLETED
     return OpRecord(0, 0, 2, called, "ring", state, 0.0, seconds, arrivals, error=error)
 
 
 def test_lanes_are_told_apart() -> None:
     tally = Tally(ErrorCounts())
     for seconds, lane in ((0.5, LONG), (0.25, LONG), (0.125, SHORT)):
-        tally.note(record(seconds, seconds / 2), lane)
+        tally.count(record(seconds, seconds / 2), lane)
     assert tally.seconds[*KEY, LONG].sum == 0.75
     assert tally.seconds[*KEY, SHORT].sum == 0.125
     assert {lane: skews.sum for lane, skews in tally.skews.items()} == {LONG: 0.375, SHORT: 0.0625}
@@ -31,16 +31,16 @@ def test_lanes_are_told_apart() -> None:
 def test_failed_ops_are_counted_with_those_of_other_groups_and_take_no_time() -> None:
     errors = ErrorCounts()
     one, other = Tally(errors), Tally(errors)
-    one.note(record(30.0, 0.0, "AF302"), LONG)
-    other.note(record(30.0, 0.0, "AF302"), LONG)
-    other.note(record(1.0, 0.0, "AF301", called=None), LONG)
+    one.count(record(30.0, 0.0, "AF302"), LONG)
+    other.count(record(30.0, 0.0, "AF302"), LONG)
+    other.count(record(1.0, 0.0, "AF301", called=None), LONG)
     assert errors.by_code() == {"AF302": 2, "AF301": 1}
     assert not one.seconds
 
 
 def test_an_op_in_which_no_rank_here_has_a_part_is_not_counted() -> None:
     tally = Tally(ErrorCounts())
-    tally.note(record(1.0, 0.0, called=None), LONG)
+    tally.count(record(1.0, 0.0, called=None), LONG)
     assert not tally.seconds
 
 

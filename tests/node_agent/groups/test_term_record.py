@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from allfold_agent.groups.term_record import with_seats
+from allfold_agent.groups.registry import with_seats
 from allfold_core.survival.records import NO_EPOCH, Epoch, Seat, Stamp
 
 RECORD: dict[str, Any] = {

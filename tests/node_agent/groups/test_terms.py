@@ -234,7 +234,7 @@ def test_what_the_last_leader_was_to_judge_the_new_one_judges() -> None:
         local.links.cut("node0")
         left = survivors_of(local, 0)
         call(left[:1], 0)
-        left[0].group.doubt([Doubt(0, Reason.FAILED, error=packed(error))])
+        left[0].group.runs.doubt([Doubt(0, Reason.FAILED, error=packed(error))])
         call(left[1:], 0)
         local.lose_node(0)
         assert {error.message for error in errors_of(left, 0)} == {error.message}
@@ -299,8 +299,8 @@ def test_what_becomes_complete_on_a_node_that_is_left_out_has_failed_already() -
         call([rank], 0)
         group.evict(Evicted("the group goes on without this node"))
         assert isinstance(rank.outcome()[1], Evicted)
-        group.completed(0, group.current.record.stamp, -1)
-        assert group.watermark() == -1
+        group.runs.completed(0, group.current.record.stamp, -1)
+        assert group.agreement.machine.watermark == -1
         assert no_outcome(rank, 0.02)
         call([rank], 1)
         assert isinstance(rank.outcome()[1], Evicted)

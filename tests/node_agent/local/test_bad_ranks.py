@@ -131,7 +131,7 @@ def test_sizes_that_would_keep_the_agent_busy_for_minutes_are_refused() -> None:
         )
         rank = local.ranks[1]
         message = OpMessage(0, 0, 5.0, NOWHERE, NOWHERE, print_.pack())
-        rank.group.submit(rank.session, rank, 0, message)
+        rank.group.calls.submit(rank.session, rank, 0, message)
         error = refusal(rank)
         assert isinstance(error, InvalidArgument)
         assert "one op moves at most" in error.message

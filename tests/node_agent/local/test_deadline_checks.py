@@ -18,7 +18,8 @@ def test_a_group_that_cannot_be_looked_at_keeps_no_other_from_its_deadlines(
     looked: list[float] = []
     registrar = empty_registrar()
     registrar.groups.return_value = [
-        SimpleNamespace(waiting=False, check_deadlines=check) for check in (fail, looked.append)
+        SimpleNamespace(waiting=False, deadlines=SimpleNamespace(check=check))
+        for check in (fail, looked.append)
     ]
     with serving(tmp_path, registrar) as (server, reactor):
         reactor.call(server._check_deadlines)

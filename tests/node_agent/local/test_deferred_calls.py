@@ -57,8 +57,10 @@ class Gpu:
         group = self.process.memberships[0].group
         group.failed_call.return_value = None
         group.evicted = None
-        group.waits_for.return_value = ""
-        group.doubt.side_effect = lambda doubts: self.doubted.extend(each.seq for each in doubts)
+        group.deadlines.waits_for.return_value = ""
+        group.runs.doubt.side_effect = lambda doubts: self.doubted.extend(
+            each.seq for each in doubts
+        )
         self.process.is_closed = False
         self.process.has_passed.side_effect = lambda fence: fence.value <= self.passed
         self.reactor = create_autospec(Reactor, instance=True)
@@ -127,9 +129,9 @@ def test_the_time_that_a_rank_waits_for_its_gpu_is_counted_once(
     gpu.reach(1)
     server.close()
     group = gpu.process.memberships[0].group
-    ((*_, begun, since), _) = group.submit.call_args
+    ((*_, begun, since), _) = group.calls.submit.call_args
     assert (begun, since) == (call(0, fence=1), called)
-    ((*_, sent), _) = group.submit_message.call_args
+    ((*_, sent), _) = group.calls.submit_message.call_args
     assert 0.0 < sent.timeout <= 20.0
 
 
@@ -161,7 +163,10 @@ def test_a_call_whose_gpu_is_late_is_not_judged_while_nothing_can_be_decided(
 ) -> None:
     gpu = Gpu()
     group = gpu.process.memberships[0].group
-    group.waits_for.return_value, group.held_for.return_value = "node b, which is silent", 7.0
+    group.deadlines.waits_for.return_value, group.deadlines.held_for.return_value = (
+        "node b, which is silent",
+        7.0,
+    )
     gpu.calls.add(gpu.process, late)
     gpu.reach(0)
     assert gpu.doubted == []
@@ -220,7 +225,7 @@ def test_a_process_that_defers_calls_without_end_is_refused_one_too_many(
     seq, body = refusal.seq, refusal.body
     assert seq == 3
     assert "3 calls of this process wait for its GPU" in (body or {})["message"]
-    (session, abandoned, _), _ = gpu.process.memberships[0].group.abandon.call_args
+    (session, abandoned, _), _ = gpu.process.memberships[0].group.calls.abandon.call_args
     assert (session, abandoned) == (gpu.process.memberships[0].session, 3), "on all nodes"
     gpu.reach(1)
     assert [message.seq for message, _ in gpu.submitted] == [0, 1, 2]

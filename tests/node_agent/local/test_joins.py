@@ -11,8 +11,8 @@ from unittest.mock import create_autospec
 
 import pytest
 
-from allfold_agent.groups.group import Group
-from allfold_agent.groups.registry import Registry
+from allfold_agent.groups.group import NodeGroup
+from allfold_agent.groups.registry import GroupRegistry
 from allfold_agent.joins import Joins
 from allfold_agent.local.memberships import PROCESS_ENDED, JoinResult
 from allfold_agent.local.rank_connection import RankMembership
@@ -33,7 +33,7 @@ class Joining(RankRegistrar):
         joins.join.side_effect = self._join
         nothing: Any = None
         super().__init__(
-            ControlTasks(), Registry(), joins, nothing, nothing, nothing, nothing, nothing
+            ControlTasks(), GroupRegistry(), joins, nothing, nothing, nothing, nothing, nothing
         )
         self.dies = dies_before_the_end
         self.outcome = outcome
@@ -61,12 +61,12 @@ class Joining(RankRegistrar):
 
 
 @pytest.fixture
-def group() -> Iterator[Group]:
+def group() -> Iterator[NodeGroup]:
     with local_groups([[0, 1, 2, 3]]) as local:
         yield local.groups[0]
 
 
-def admission_to(group: Group) -> JoinResult:
+def admission_to(group: NodeGroup) -> JoinResult:
     return JoinResult(group, group.current)
 
 
@@ -88,7 +88,7 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-def test_a_rank_that_dies_as_its_join_completes_is_lost(group: Group) -> None:
+def test_a_rank_that_dies_as_its_join_completes_is_lost(group: NodeGroup) -> None:
     async def run() -> Joining:
         agent, _ = await join(admission_to(group), dies_before_the_end=True)
         await complete(agent)
@@ -98,7 +98,7 @@ def test_a_rank_that_dies_as_its_join_completes_is_lost(group: Group) -> None:
     assert [(each.session, each.group) for each in agent.lost] == [("s", group)]
 
 
-def test_a_rank_that_dies_while_it_joins_is_withdrawn(group: Group) -> None:
+def test_a_rank_that_dies_while_it_joins_is_withdrawn(group: NodeGroup) -> None:
     async def run() -> tuple[Joining, Future[JoinResult]]:
         agent, future = await join(admission_to(group))
         await settled()
@@ -115,7 +115,7 @@ def test_a_rank_that_dies_while_it_joins_is_withdrawn(group: Group) -> None:
 
 @pytest.mark.parametrize("error", [None, PeerMissing("nobody came")], ids=["group", "error"])
 def test_a_join_has_the_outcome_of_its_registration(
-    group: Group, error: PeerMissing | None
+    group: NodeGroup, error: PeerMissing | None
 ) -> None:
     outcome = error or admission_to(group)
 
@@ -132,19 +132,19 @@ def test_a_join_has_the_outcome_of_its_registration(
 
 @pytest.mark.parametrize("fails_at", ["its group", "a notice"])
 def test_the_seat_of_a_rank_that_cannot_be_seated_here_is_given_up(
-    group: Group, fails_at: str
+    group: NodeGroup, fails_at: str
 ) -> None:
     """The orchestrator counts it as present, and no one else knows that it is not."""
 
     def fail(*_: object) -> None:
         raise OSError("too many open files")
 
-    def make(_: Entry) -> Group:
+    def make(_: Entry) -> NodeGroup:
         if fails_at == "its group":
             fail()
         return group
 
-    registry, given_up = Registry(), []
+    registry, given_up = GroupRegistry(), []
     notices = EarlyNotices(registry)
     if fails_at == "a notice":
         notices.apply("test", group.opening, fail)

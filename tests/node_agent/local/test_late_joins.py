@@ -11,10 +11,10 @@ from unittest.mock import Mock, create_autospec
 
 import pytest
 
-from allfold_agent.groups.epoch import Epoch
-from allfold_agent.groups.group import Group
+from allfold_agent.groups.epoch import GroupEpoch
+from allfold_agent.groups.group import NodeGroup
 from allfold_agent.groups.local_ranks import Admitted
-from allfold_agent.groups.registry import Registry
+from allfold_agent.groups.registry import GroupRegistry
 from allfold_agent.joins import Joins
 from allfold_agent.local.memberships import JoinResult
 from allfold_agent.membership.draining import NodeDrain
@@ -29,7 +29,7 @@ from tests.support.waiting import until
 REQUEST = {"group": "test", "rank": None, "session": "new", "init_timeout": 5.0}
 PLAN = without_ranks(make_plan([[0], [1]]))
 RECORD = {"generation": 1}
-EPOCH = cast("Epoch", object())
+EPOCH = cast("GroupEpoch", object())
 
 
 class Running:
@@ -44,7 +44,7 @@ class Running:
         self.ended: list[tuple[str, str]] = []
         self.joining: asyncio.Queue[Admitted] = asyncio.Queue()
         self.epochs = [EPOCH]
-        self._waits_for = waits_for
+        self.deadlines = SimpleNamespace(waits_for=lambda: waits_for)
 
     def begin(self) -> None:
         self.begun += 1
@@ -54,9 +54,6 @@ class Running:
 
     def rank_ended(self, session: str, how: str) -> None:
         self.ended.append((session, how))
-
-    def waits_for(self) -> str:
-        return self._waits_for
 
 
 class Late:
@@ -68,7 +65,7 @@ class Late:
         self.ended: list[int] = []  # with each of those, the opening that is over
         self.generation, self.is_unknown = generation, Mock(return_value=False)
         self.disowned: list[tuple[str, Mapping[str, Any]]] = []
-        self.registry, self.opened = Registry(), list[Group]()
+        self.registry, self.opened = GroupRegistry(), list[NodeGroup]()
         self.record: Mapping[str, Any] | None = RECORD
         self.draining = NodeDrain("a", list, lambda _: None)
         self._plan, self._waits_for = plan, waits_for
@@ -94,9 +91,9 @@ class Late:
         self.given_up.append(seat)
         self.ended.append(ended)
 
-    def _make(self, entry: Entry) -> Group:
+    def _make(self, entry: Entry) -> NodeGroup:
         self.groups.append(Running(entry.plan, self._waits_for))
-        return cast("Group", self.groups[-1])
+        return cast("NodeGroup", self.groups[-1])
 
     def restart_store(self) -> None:
         """The store has lost everything, and counts openings from the beginning again."""
@@ -119,7 +116,7 @@ class Late:
             return await self.groups[number].joining.get()
 
 
-async def heard(tell: Admitted, epoch: Epoch | None) -> None:
+async def heard(tell: Admitted, epoch: GroupEpoch | None) -> None:
     """A group tells from another thread."""
     await asyncio.get_running_loop().run_in_executor(None, tell, epoch)
 
@@ -129,7 +126,7 @@ def test_a_rank_that_is_let_in_gets_its_first_epoch() -> None:
         late = Late()
         joining = late.join()
         await heard(await late.asks(), EPOCH)
-        assert await joining == JoinResult(cast("Group", late.groups[0]), EPOCH)
+        assert await joining == JoinResult(cast("NodeGroup", late.groups[0]), EPOCH)
         assert late.groups[0].begun == 1
         assert (late.given_up, late.groups[0].ended) == ([], [])
 
@@ -244,7 +241,7 @@ def test_a_rank_whose_group_ends_meanwhile_asks_for_another_seat() -> None:
         assert late.given_up == [("test", 0, "new", "withdrawn")]
         assert late.ended == [0], "others may go on with it"
         await heard(again, EPOCH)
-        assert (await joining).group is cast("Group", late.groups[1])
+        assert (await joining).group is cast("NodeGroup", late.groups[1])
 
     asyncio.run(run())
 
@@ -274,14 +271,14 @@ def test_a_node_never_opens_a_group_again_that_all_ranks_have_left() -> None:
         tell = await late.asks()
         (over,) = late.groups
         over.has_no_ranks = True
-        late.registry.remove(cast("Group", over))
+        late.registry.remove(cast("NodeGroup", over))
         await heard(tell, None)
         await until(lambda: len(late.given_up) == 2, "it has got a seat there once more")
         assert late.ended == [PLAN.epoch, PLAN.epoch]
         assert late.groups == [over]
         late.restart_store()
         await heard(await late.asks(1), EPOCH)
-        assert (await joining).group is cast("Group", late.groups[1])
+        assert (await joining).group is cast("NodeGroup", late.groups[1])
 
     asyncio.run(run())
 
@@ -315,13 +312,13 @@ def test_a_node_takes_part_in_a_term_that_lets_it_in_before_its_rank_hears_of_it
         late.let_in()
         (group,) = late.groups
         assert group.begun == 1
-        assert late.opened == [cast("Group", group)]
+        assert late.opened == [cast("NodeGroup", group)]
         late.let_in()  # announced again
         joining = late.join()
         await heard(await late.asks(), EPOCH)
-        assert (await joining).group is cast("Group", group)
+        assert (await joining).group is cast("NodeGroup", group)
         assert late.groups == [group]
-        late.registry.remove(cast("Group", group))
+        late.registry.remove(cast("NodeGroup", group))
         late.let_in()
         assert late.groups == [group], "that is over here"
 

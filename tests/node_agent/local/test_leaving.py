@@ -10,7 +10,7 @@ from unittest.mock import create_autospec
 import pytest
 
 from allfold_agent.groups.flight_recorder import Recordings
-from allfold_agent.groups.registry import Registry
+from allfold_agent.groups.registry import GroupRegistry
 from allfold_agent.joins import Joins
 from allfold_agent.local.rank_connection import RankMembership
 from allfold_agent.membership.draining import NodeDrain
@@ -31,7 +31,7 @@ class Leaving(RankRegistrar):
     """A registrar, and what it tells the orchestrator."""
 
     def __init__(self, local: LocalGroups) -> None:
-        self.registry = Registry()
+        self.registry = GroupRegistry()
         self.seats: Any = create_autospec(RankSeats, instance=True)
         self.group_links: Any = create_autospec(GroupLinks, instance=True)
         super().__init__(
@@ -97,13 +97,13 @@ def test_a_seat_has_its_number_in_the_plan_though_the_group_has_other_numbers_by
     local: LocalGroups, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rank = local.ranks[1]
-    finish = rank.group.finish_messages
+    finish = rank.group.p2p.finish
 
     def finish_messages(deadline: float) -> None:
         local.lose(0)
         finish(deadline)
 
-    monkeypatch.setattr(rank.group, "finish_messages", finish_messages)
+    monkeypatch.setattr(rank.group.p2p, "finish", finish_messages)
 
     async def run() -> Leaving:
         agent = Leaving(local)

@@ -10,10 +10,10 @@ from unittest.mock import create_autospec
 
 import pytest
 
-from allfold_agent.groups.epoch import Epoch
-from allfold_agent.groups.group import Group
+from allfold_agent.groups.epoch import GroupEpoch
+from allfold_agent.groups.group import NodeGroup
 from allfold_agent.groups.neighbours import Neighbours
-from allfold_agent.groups.registry import Registry
+from allfold_agent.groups.registry import GroupRegistry
 from allfold_agent.membership.group_links import GroupLinks
 from allfold_agent.membership.group_terms import EarlyNotices
 from allfold_agent.membership.links import PeerLinks
@@ -40,7 +40,7 @@ class Links:
     """The links of the node of one group, which is open unless a test says otherwise."""
 
     def __init__(self, local: LocalGroups, *, is_open: bool = True, node: int = 0) -> None:
-        self.registry = Registry()
+        self.registry = GroupRegistry()
         self.notices = EarlyNotices(self.registry)
         self.peers: Any = create_autospec(PeerLinks, instance=True)
         self.links = GroupLinks(f"node{node}", self.peers, self.registry, self.notices)
@@ -48,7 +48,7 @@ class Links:
         if is_open:
             self.open()
 
-    def open(self) -> Group:
+    def open(self) -> NodeGroup:
         group = self.registry.open(self._group.plan, lambda: self._group)
         assert group is not None
         self.notices.opened(group)
@@ -189,7 +189,7 @@ def test_the_leader_waits_for_reports_and_the_others_for_its_decision() -> None:
         assert leader.links.awaited() == follower.links.awaited() == []
         local.links.hold(LinkMessageType.FROZEN)
         local.ranks[1].call(0, [1.0])
-        local.groups[1].doubt([Doubt(0, Reason.DEADLINE)])
+        local.groups[1].runs.doubt([Doubt(0, Reason.DEADLINE)])
         frozen = [group.agreement.machine for group in local.groups]
         wait_until(lambda: all(each.frozen for each in frozen), "the reports are on their way")
         assert leader.links.awaited() == [
@@ -214,7 +214,7 @@ def test_a_new_life_of_a_node_is_not_waited_for_in_a_group_of_its_earlier_one() 
         leader.peers.is_with.side_effect = lambda node, incarnation: (node, incarnation) != earlier
         local.links.hold(LinkMessageType.FROZEN)
         local.ranks[1].call(0, [1.0])
-        local.groups[1].doubt([Doubt(0, Reason.DEADLINE)])
+        local.groups[1].runs.doubt([Doubt(0, Reason.DEADLINE)])
         wait_until(lambda: machine.frozen and leader.links.awaited(), "the round has begun")
         assert [each.node for each in leader.links.awaited()] == ["node2"]
         assert leader.links.floors("node1")[0].waits_for == ("node1", "node2")
@@ -226,7 +226,7 @@ def test_a_node_without_which_a_group_goes_on_waits_for_nobody_in_it(node: int) 
         links, machine = Links(local, node=node).links, local.groups[node].agreement.machine
         local.links.hold(LinkMessageType.FROZEN)
         local.ranks[1].call(0, [1.0])
-        local.groups[1].doubt([Doubt(0, Reason.DEADLINE)])
+        local.groups[1].runs.doubt([Doubt(0, Reason.DEADLINE)])
         wait_until(lambda: machine.frozen and links.awaited(), "the round has begun")
         machine.out = True
         assert links.awaited() == []
@@ -258,7 +258,7 @@ def test_a_message_for_a_group_that_all_ranks_have_left_is_answered(
 def test_the_log_tells_ranks_that_left_in_order_from_those_that_were_lost(
     local: LocalGroups, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "allfold_agent.groups.lost_ranks")
+    caplog.set_level("INFO", "allfold_agent.groups.events")
     first, *others = local.ranks
     first.end("ended with an exception (ValueError: no)")
     wait_until(lambda: len(caplog.messages) == len(local.groups), "it is lost")
@@ -278,9 +278,9 @@ def test_the_log_tells_ranks_that_left_in_order_from_those_that_were_lost(
 
 
 def test_a_rank_that_is_to_join_hears_that_all_others_have_left(local: LocalGroups) -> None:
-    group, told = local.groups[1], list[Epoch | None]()
+    group, told = local.groups[1], list[GroupEpoch | None]()
     neighbours: Any = create_autospec(Neighbours, instance=True)
-    newcomer = Group(group.plan, group._resources, neighbours, first_record(group.plan))
+    newcomer = NodeGroup(group.plan, group._resources, neighbours, first_record(group.plan))
     newcomer.begin()
     newcomer.join("a", told.append)
     newcomer.receive("node0", closed())  # it may be left out, and the others may go on
@@ -307,7 +307,7 @@ def test_a_node_without_ranks_stays_in_a_group_that_another_one_was_left_out_of(
 def test_a_rank_that_joins_where_the_last_one_has_left_hears_that_all_others_have(
     local: LocalGroups,
 ) -> None:
-    group, told = local.groups[1], list[Epoch | None]()
+    group, told = local.groups[1], list[GroupEpoch | None]()
     local.lose(1)
     group.join("a", told.append)
     group.receive("node0", closed(all_left=True))

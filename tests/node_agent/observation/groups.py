@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
-from allfold_agent.groups.flight_recorder import OpRecord, State
-from allfold_agent.groups.group import Group
+from allfold_agent.groups.flight_recorder import OpRecord, OpStage
+from allfold_agent.groups.group import NodeGroup
 
 
 def observed_group(nodes: Mapping[int, str], node: str = "a") -> Any:
@@ -56,14 +56,14 @@ def enter_epoch(group: Any, ordinal: int, nodes: Mapping[int, str]) -> None:
     )
 
 
-def as_group(group: Any) -> Group:
+def as_group(group: Any) -> NodeGroup:
     """Return the same object under the type that observers take."""
-    return cast(Group, group)
+    return cast(NodeGroup, group)
 
 
 def completed(seq: int, epoch: int, start: float, arrivals: Mapping[int, float]) -> OpRecord:
     """Return the record of an op that took a millisecond after the last call."""
     seconds = max(arrivals.values()) + 0.001
     return OpRecord(
-        seq, epoch, len(arrivals), None, "ring", State.COMPLETED, start, seconds, arrivals
+        seq, epoch, len(arrivals), None, "ring", OpStage.COMPLETED, start, seconds, arrivals
     )

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from allfold_agent.groups.group import Group
+from allfold_agent.groups.group import NodeGroup
 from allfold_agent.observation import observer as module
 from allfold_agent.observation.incidents import Incidents
 from allfold_agent.observation.observer import Observer
@@ -51,7 +51,7 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> list[Named]:
 @pytest.fixture
 def observer(groups: list[Named]) -> Observer:
     incidents = Incidents("b", lambda _: None)
-    return Observer(lambda: [cast(Group, each) for each in groups], dict, incidents)
+    return Observer(lambda: [cast(NodeGroup, each) for each in groups], dict, incidents)
 
 
 def test_a_group_that_cannot_be_looked_at_hides_no_other_and_does_not_fill_the_log(
@@ -94,7 +94,7 @@ def test_a_group_that_is_over_before_the_next_look_is_looked_at_once_and_closed(
 ) -> None:
     whole = groups.pop()
     groups.clear()
-    observer.opened(cast(Group, whole))
+    observer.opened(cast(NodeGroup, whole))
     for now in (1.0, 2.0):
         observer.look(now, 100.0 + now)
     assert whole.looks == [1.0]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from allfold_agent.groups.standstill import WaitingOp
+from allfold_agent.groups.deadlines import WaitingOp
 from allfold_agent.observation import wait_observer
 from allfold_agent.observation.incidents import Incidents
 from allfold_agent.observation.samples import GroupSampler

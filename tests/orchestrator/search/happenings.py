@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from allfold_agent.groups.term_record import record_of
+from allfold_agent.groups.registry import record_of
 from allfold_orchestrator.membership.term_record import TermRecord
 from tests.core.survival import happenings
 from tests.core.survival.happenings import follow, node_actions, node_faults

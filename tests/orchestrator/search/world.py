@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple, Self
 
-from allfold_agent.groups.term_record import with_seats
+from allfold_agent.groups.registry import with_seats
 from allfold_core.survival.plans import first_epoch
 from allfold_core.survival.policy import GroupPolicy
 from allfold_core.survival.records import Term

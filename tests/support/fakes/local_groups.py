@@ -17,8 +17,8 @@ from typing import Any, Literal
 from allfold_agent.edges.opening import Dial, EdgeRequest
 from allfold_agent.gpu.gpus import Pins
 from allfold_agent.groups.epoch import NodeResources
-from allfold_agent.groups.group import Group
-from allfold_agent.groups.results import Retention
+from allfold_agent.groups.group import NodeGroup
+from allfold_agent.groups.results import ResultShares
 from allfold_agent.local.memberships import PROCESS_ENDED
 from allfold_agent.runtime.reactor import Reactor
 from allfold_agent.runtime.threads import WorkerPool
@@ -93,7 +93,7 @@ class LocalGroups:
         life: int = LONGEST_LIFE,
         wire: DamagedWire | None = None,
         plan: Plan | None = None,
-        retentions: Mapping[str, Retention] | None = None,
+        retentions: Mapping[str, ResultShares] | None = None,
     ) -> None:
         plan = plan or make_plan(ranks)
         self.notes = Notes()
@@ -114,7 +114,7 @@ class LocalGroups:
         for reactor in self.reactors:
             reactor.start()
         self.groups = [
-            Group(
+            NodeGroup(
                 plan,
                 NodeResources(
                     member.node,
@@ -124,7 +124,7 @@ class LocalGroups:
                     reactor=reactor,
                     pins=Pins(),
                     fetch=self.links.fetch,
-                    retention=retentions[member.node] if retentions else Retention(),
+                    retention=retentions[member.node] if retentions else ResultShares(),
                 ),
                 LocalNeighbours(member.node, self.links),
             )
@@ -156,7 +156,7 @@ class LocalGroups:
 
     def fail(self, seq: int, error: AllfoldError) -> None:
         """Have all nodes agree that an op fails with an error, and wait for that."""
-        self.groups[0].doubt([Doubt(seq, Reason.FAILED, error=packed(error))])
+        self.groups[0].runs.doubt([Doubt(seq, Reason.FAILED, error=packed(error))])
         wait_until(lambda: all(each.failure(seq) for each in self.groups), f"op {seq} has failed")
 
     def lose(self, *ranks: int, how: str = PROCESS_ENDED) -> None:
@@ -268,7 +268,7 @@ def local_groups(
     life: int = LONGEST_LIFE,
     wire: DamagedWire | None = None,
     plan: Plan | None = None,
-    retentions: Mapping[str, Retention] | None = None,
+    retentions: Mapping[str, ResultShares] | None = None,
 ) -> Iterator[LocalGroups]:
     groups = LocalGroups(ranks, cuts, dam, life, wire, plan, retentions)
     try:

@@ -8,10 +8,9 @@ from functools import partial
 from threading import Lock
 from time import sleep
 
-from allfold_agent.groups.agreeing_group import AgreeingGroup
-from allfold_agent.groups.group import Group
-from allfold_agent.groups.result_transfer import ResultRequest
-from allfold_agent.groups.standstill import Obstacles
+from allfold_agent.groups.deadlines import Obstacles
+from allfold_agent.groups.group import NodeGroup
+from allfold_agent.groups.results import ResultRequest
 from allfold_agent.runtime.reactor import Reactor
 from allfold_core.protocol.peer_link import GroupMessage, LinkMessageType, LinkReader
 from allfold_core.survival.records import Stamp
@@ -47,7 +46,7 @@ class LocalLinks:
 
     def __init__(self, notes: Notes) -> None:
         self.orchestrator_problem: str | None = None
-        self.groups: dict[str, Group] = {}
+        self.groups: dict[str, NodeGroup] = {}
         self.notes = notes
         self.sent: list[tuple[str, str, LinkMessageType]] = []
         self._reactors: dict[str, Reactor] = {}
@@ -56,7 +55,7 @@ class LocalLinks:
         self._waiting: list[tuple[str, str, GroupMessage]] = []
         self._lock = Lock()
 
-    def add(self, group: Group, reactor: Reactor) -> None:
+    def add(self, group: NodeGroup, reactor: Reactor) -> None:
         """Connect the group of one more node."""
         self.groups[group.node] = group
         self._reactors[group.node] = reactor
@@ -114,7 +113,7 @@ class LocalLinks:
         for source, giver in self.groups.items():
             for node, taker in self.groups.items():
                 if node != source and not {source, node} & self.down:
-                    taker.learn_progress(source, *giver.progress(node))
+                    taker.runs.learn_progress(source, *giver.runs.progress(node))
 
     def count(self, kind: LinkMessageType) -> int:
         """Return the number of messages of a type that were sent."""
@@ -151,15 +150,15 @@ class LocalNeighbours:
     def send(self, node: str, message: GroupMessage) -> None:
         self._links.send(self._node, node, message)
 
-    def joined(self, group: AgreeingGroup, members: Collection[Member]) -> None:
+    def joined(self, group: NodeGroup, members: Collection[Member]) -> None:
         self._links.notes.joined[self._node] |= {member.node for member in members}
 
-    def left_out(self, group: AgreeingGroup, nodes: Collection[str]) -> None:
+    def left_out(self, group: NodeGroup, nodes: Collection[str]) -> None:
         self._links.notes.left_out[self._node] |= set(nodes)
 
-    def obstacles(self, group: AgreeingGroup) -> Obstacles:
+    def obstacles(self, group: NodeGroup) -> Obstacles:
         gone = (self._links.down - {group.node}).intersection(group.agreement.term.voters)
         return Obstacles(dict.fromkeys(gone, "is silent"), self._links.orchestrator_problem)
 
-    def group_over(self, group: AgreeingGroup) -> None:
+    def group_over(self, group: NodeGroup) -> None:
         self._links.notes.over.append(self._node)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from allfold_agent.groups.group import Group
+from allfold_agent.groups.group import NodeGroup
 from allfold_agent.local.memberships import PROCESS_ENDED
 from allfold_agent.runtime.buffers import MappedMemory
 from allfold_core.dtypes import DType, Wire
@@ -47,7 +47,7 @@ class LocalRank:
         holds: what it was told of times in which its group waited.
     """
 
-    def __init__(self, group: Group, rank: int) -> None:
+    def __init__(self, group: NodeGroup, rank: int) -> None:
         self.group = group
         self.rank = rank
         self.view = 0
@@ -108,7 +108,7 @@ class LocalRank:
         self._free += len(data)
         print_ = Fingerprint(Kind.ALL_REDUCE, op, DType.FLOAT32, (len(values),), -1, strategy)
         message = OpMessage(0, seq, timeout, place, place, print_.pack(), view=self.view)
-        self.group.submit(self.session, self, 0, message, called, posted=posted)
+        self.group.calls.submit(self.session, self, 0, message, called, posted=posted)
 
     def run(
         self,
@@ -131,7 +131,7 @@ class LocalRank:
         self._places[seq] = (target.offset, 4 * gets)
         print_ = Fingerprint(kind, op, DType.FLOAT32, (shape,), root, strategy, wire, counts=counts)
         message = OpMessage(0, seq, SECONDS, source, target, print_.pack(), view=self.view)
-        self.group.submit(self.session, self, 0, message)
+        self.group.calls.submit(self.session, self, 0, message)
 
     def _put(self, values: Any) -> Region:
         """New memory with these values, which begins at a whole line of the cache."""
@@ -161,7 +161,7 @@ class LocalRank:
         self._free += len(data)
         dtype, view = DType.FLOAT32.code, self.view
         message = P2PMessage(kind, 0, seq, timeout, peer, tag, dtype, place, len(data), view=view)
-        self.group.submit_message(self.session, self, 0, message)
+        self.group.calls.submit_message(self.session, self, 0, message)
 
     def outcome(self, seconds: float = SECONDS) -> tuple[int, AllfoldError | None]:
         """The next one: which op, and its error. It may change the rank's view of the group."""

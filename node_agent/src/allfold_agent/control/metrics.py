@@ -12,8 +12,8 @@ from allfold_agent import __version__
 from allfold_agent.agent import NodeAgent
 from allfold_agent.control import catalogue
 from allfold_agent.control.status import edge_counters, problem_of
-from allfold_agent.groups.group import Group
-from allfold_agent.groups.standstill import waiting_ops
+from allfold_agent.groups.deadlines import waiting_ops
+from allfold_agent.groups.group import NodeGroup
 from allfold_agent.observation.link_observer import sending
 from allfold_core.errors import error_classes
 from allfold_core.incident import Cause
@@ -68,16 +68,16 @@ def _look_at_node(values: Values, agent: NodeAgent) -> None:
         values.put(catalogue.LAG, meter.longest(), loop)
 
 
-def _labelled(groups: Iterable[Group]) -> Iterator[tuple[str, list[Group]]]:
+def _labelled(groups: Iterable[NodeGroup]) -> Iterator[tuple[str, list[NodeGroup]]]:
     """Yield groups by the name under which they are shown: those of one name together."""
-    named: dict[str, list[Group]] = {}
+    named: dict[str, list[NodeGroup]] = {}
     for group in groups:
         label = group.name if group.name in named or len(named) < MOST_GROUPS else OTHERS
         named.setdefault(label, []).append(group)
     yield from named.items()
 
 
-def _look_at_groups(values: Values, label: str, groups: list[Group]) -> None:
+def _look_at_groups(values: Values, label: str, groups: list[NodeGroup]) -> None:
     if label != OTHERS:
         newest = groups[-1].current
         values.put(catalogue.GROUP_RANKS, len(newest.record.seats), label)
@@ -93,7 +93,7 @@ def _look_at_groups(values: Values, label: str, groups: list[Group]) -> None:
     values.put(catalogue.OLDEST, oldest, label)
 
 
-def _look_at_ops(values: Values, label: str, group: Group) -> None:
+def _look_at_ops(values: Values, label: str, group: NodeGroup) -> None:
     records, tally, current = group.lanes.records, group.outcomes.tally, group.current
     records.harvest()
     seats = [seat for seat in current.record.seats if seat.node == group.node]
@@ -106,7 +106,7 @@ def _look_at_ops(values: Values, label: str, group: Group) -> None:
         values.observe(catalogue.SKEW, skews, label, lane)
 
 
-def _look_at_edges(values: Values, label: str, group: Group) -> None:
+def _look_at_edges(values: Values, label: str, group: NodeGroup) -> None:
     for kind, direction, _, counters in edge_counters(group):
         values.add(catalogue.EDGE_BYTES, counters.payload_bytes, label, direction, kind.value)
 

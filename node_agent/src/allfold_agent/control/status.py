@@ -11,11 +11,11 @@ from fastapi import FastAPI, Query
 from allfold_agent.agent import NodeAgent
 from allfold_agent.edges.connections import EdgeCounters
 from allfold_agent.edges.opening import Traffic
-from allfold_agent.groups.flight_recorder import OpRecord, Recording, recording_of
-from allfold_agent.groups.group import Group
-from allfold_agent.groups.link_watch import describe_layout
+from allfold_agent.groups.deadlines import WaitingOp, waiting_ops
+from allfold_agent.groups.flight_recorder import GroupRecording, OpRecord, recording_of
+from allfold_agent.groups.group import NodeGroup
+from allfold_agent.groups.neighbours import describe_layout
 from allfold_agent.groups.outcomes import RECORDED_OPS
-from allfold_agent.groups.standstill import WaitingOp, waiting_ops
 from allfold_core import agent_answers
 from allfold_core.agent_answers import (
     ClockReading,
@@ -74,7 +74,7 @@ def problem_of(agent: NodeAgent) -> str | None:
     return agent.draining.problem or agent.registration.problem
 
 
-def describe_group(group: Group) -> GroupStatus:
+def describe_group(group: NodeGroup) -> GroupStatus:
     now, epoch, records = monotonic(), group.current, group.lanes.records
     return {
         "name": group.name,
@@ -103,7 +103,7 @@ def describe_group(group: Group) -> GroupStatus:
     }
 
 
-def edge_counters(group: Group) -> Iterator[tuple[Traffic, str, str, EdgeCounters]]:
+def edge_counters(group: NodeGroup) -> Iterator[tuple[Traffic, str, str, EdgeCounters]]:
     """Yield the kind of traffic, direction, peer and counters of each edge of a group."""
     ops, pairs, short = group.edges, group.p2p.edges, group.lanes
     for kind, edges in ((Traffic.OPS, ops), (Traffic.PAIRS, pairs), (Traffic.SHORT, short)):
@@ -169,8 +169,8 @@ def read_clock() -> Clocks:
 
 
 def _describe_recording(
-    recording: Recording, limit: int, now: Clocks
-) -> agent_answers.GroupRecording:
+    recording: GroupRecording, limit: int, now: Clocks
+) -> agent_answers.RecordingAnswer:
     return {
         "name": recording.group,
         "opening": recording.opening,

@@ -117,6 +117,7 @@ class Op:
         receivers: by the name of the node, what it gets from each that sends to it.
         running: an attempt is under way, or has ended with a result.
         leaving: an attempt that was given up may still write to the memory of ranks.
+        next_step: what is done as soon as none does.
         ended: the outcome is settled on this node.
         doubted: the nodes were asked to judge it, because its calls differ.
         timeout: the shortest deadline of the ranks that have called, in seconds.
@@ -148,6 +149,7 @@ class Op:
     strategy: str = ""
     running: bool = False
     leaving: bool = False
+    next_step: Callable[[], None] | None = None
     ended: bool = False
     doubted: bool = False
     error: AllfoldError | None = None
@@ -253,6 +255,19 @@ class Op:
                     yield self.arrivals[taker].spec.fingerprint.received()[giver]
 
 
+class OpOutcomes(Protocol):
+    """Decides on the outcome of ops: the group."""
+
+    def completed(self, seq: int, stamp: Stamp, floor: int) -> None:
+        """Note that an attempt is done, and that ops up to ``floor`` are final on all nodes."""
+
+    def end(self, op: Op, error: Exception | None) -> None:
+        """End an op whose results are written to the local ranks, or could not be."""
+
+    def cannot_run(self, seq: int, error: Exception, stamp: Stamp) -> None:
+        """Fail an attempt of which this node cannot do its part."""
+
+
 Done = Callable[[Exception | None], None]
 
 
@@ -274,7 +289,7 @@ class ChunkedRun:
         self._lock = make_lock("pieces")
 
     def start(self, workers: WorkerPool) -> None:
-        """Have the workers run it; each takes pieces until there are no more."""
+        """Give it to the workers; each takes pieces until there are no more."""
         for _ in range(min(workers.count, len(self._pieces))):
             workers.submit(self._run)
 

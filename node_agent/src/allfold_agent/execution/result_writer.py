@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 import torch
 
 from allfold_agent.arithmetic.operands import Operands
 from allfold_agent.compilation.compiler import Compiled
-from allfold_agent.execution.op import Done, Op, over_pieces
+from allfold_agent.execution.op import Done, Op, OpOutcomes, over_pieces
 from allfold_agent.gpu.operands import GpuOperands
 from allfold_agent.runtime.buffers import Buffer
 from allfold_agent.runtime.threads import WorkerPool
@@ -20,13 +19,6 @@ from allfold_core.schedules.parts import Part, Piece
 Range = Callable[[int, int], torch.Tensor]
 
 
-class Endings(Protocol):
-    """Told when ops are over: the group."""
-
-    def end(self, op: Op, error: Exception | None) -> None:
-        """Every local rank has its result, or this node failed to give it to them."""
-
-
 class ResultWriter:
     """Hands out results: folded here, received from other nodes, or fetched from one of them.
 
@@ -34,9 +26,9 @@ class ResultWriter:
     written.
     """
 
-    def __init__(self, workers: WorkerPool, endings: Endings) -> None:
+    def __init__(self, workers: WorkerPool, outcomes: OpOutcomes) -> None:
         self._workers = workers
-        self._endings = endings
+        self._outcomes = outcomes
 
     def write(self, op: Op) -> None:
         """Write the result of an op to every local rank that gets it, then report its end."""
@@ -63,7 +55,7 @@ class ResultWriter:
             if op.result is not None:
                 op.result.release()
                 op.result = None
-        self._endings.end(op, error)
+        self._outcomes.end(op, error)
 
     def _fold(self, operands: Operands, compiled: Compiled, done: Done) -> None:
         over_pieces(

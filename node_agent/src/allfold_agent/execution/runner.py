@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -17,7 +17,7 @@ from allfold_agent.compilation.op_spec import OpSpec
 from allfold_agent.compilation.task_graph import Task
 from allfold_agent.edges.edges import Edges
 from allfold_agent.execution.executor import Executor, HandOut
-from allfold_agent.execution.op import INLINE_FOLD_BYTES, Arrival, Op
+from allfold_agent.execution.op import INLINE_FOLD_BYTES, Arrival, Op, OpOutcomes
 from allfold_agent.execution.op_edges import OpReceiver, OpSender
 from allfold_agent.gpu.gpus import Pins
 from allfold_agent.gpu.operands import GpuOperands, Nowhere
@@ -29,19 +29,6 @@ from allfold_core.survival.records import Stamp
 
 # Less is handed out when all of it is there: at once.
 EARLY_BYTES = 256 * 1024
-
-
-class OpOutcomes(Protocol):
-    """Decides on the outcome of ops: the group."""
-
-    def completed(self, seq: int, stamp: Stamp, floor: int) -> None:
-        """Note that an attempt is done, and that ops up to ``floor`` are final on all nodes."""
-
-    def end(self, op: Op, error: Exception | None) -> None:
-        """End an op whose results are written to the local ranks, or could not be written."""
-
-    def cannot_run(self, seq: int, error: Exception, stamp: Stamp) -> None:
-        """Fail an attempt of which this node cannot do its part."""
 
 
 class Runner:
@@ -266,7 +253,7 @@ class Runner:
             self._edges.wake(self._nodes[destination])
 
     def _contribute(self, operands: GpuOperands, executor: Executor, tasks: Sequence[Task]) -> None:
-        """Have the GPU fold the inputs of local ranks; each task is done as soon as its part is."""
+        """Fold the inputs of local ranks on the GPU; each task is done as soon as its part is."""
 
         def contributed(task: Task, error: Exception | None) -> None:
             # The thread that polls the GPU must not fold: other completions would wait for it.

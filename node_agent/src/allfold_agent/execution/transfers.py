@@ -15,7 +15,7 @@ from allfold_agent.runtime.buffers import Buffer, BufferPool
 from allfold_agent.runtime.locks import make_rlock
 
 
-class OpState:
+class OpTasks:
     """The tasks of an op that are not done yet, and its work memory.
 
     Args:
@@ -78,7 +78,7 @@ class OpState:
 SHARED_PAYLOAD_BYTES = 16 * 1024
 
 
-class SendingOp(OpState):
+class SendingOp(OpTasks):
     """The payloads of an op for edges to other nodes."""
 
     def __init__(
@@ -161,12 +161,12 @@ class SliceLanding:
     buffer: Received | None = None
 
     def release(self) -> None:
-        """Let go of the memory."""
+        """Give up the hold on the memory."""
         if self.buffer is not None:
             self.buffer.release()
 
 
-class ReceivingOp(OpState):
+class ReceivingOp(OpTasks):
     """The memory that an op's frames land in. An :class:`OpReceiver` per node has their order."""
 
     def __init__(

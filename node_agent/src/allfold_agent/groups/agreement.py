@@ -8,13 +8,12 @@ lock, so an event and what follows from it are one.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
-from allfold_agent.groups.closing_signals import ClosingSignals
-from allfold_agent.groups.round_leader import RoundLeader
+from allfold_agent.groups.events import EventQueue
+from allfold_agent.groups.rounds import ClosingSignals, RoundLeader
 from allfold_core.diagnosis.stragglers import Hindrances
 from allfold_core.protocol.peer_link import LinkMessageType
 from allfold_core.survival import codec
@@ -49,9 +48,6 @@ class Effects(Protocol):
     def carry_out(self, instruction: Instruction) -> None:
         """Start, cancel, hand out, refuse ... an op, or take in an epoch."""
 
-    def carried_out(self) -> None:
-        """All that is known by now is done: :attr:`Agreement.is_busy` is False again."""
-
     def is_settled(self, seq: int) -> bool:
         """Return True if all local ranks have called an op, or it is over."""
 
@@ -62,7 +58,7 @@ class Effects(Protocol):
         """Do something after a while, with the group's lock held."""
 
     def close_lane(self) -> None:
-        """Let all that the ranks do by themselves be ops of the agreement: it has to report."""
+        """Make all that the ranks do by themselves ops of the agreement: it has to report."""
 
 
 class Agreement:
@@ -72,13 +68,13 @@ class Agreement:
         node: this one.
         term: the first of the group.
         epoch: the first of the group.
-        effects: does what the machines say.
+        events: has what the machines say done in order.
+        effects: does it.
         send: sends another node a message; it may be lost with the link, see :meth:`link_up`.
         hindrances: what is known of why ranks are late.
 
     Attributes:
         announced: the newest generation of the store that is known to have announced the term.
-        is_busy: instructions are being carried out, and there may be more of them.
     """
 
     def __init__(
@@ -87,6 +83,7 @@ class Agreement:
         policy: GroupPolicy,
         term: Term,
         epoch: Epoch,
+        events: EventQueue,
         effects: Effects,
         send: Send,
         hindrances: Hindrances,
@@ -95,12 +92,11 @@ class Agreement:
         self.announced = term.generation
         self._node = node
         self._policy = policy
+        self._events = events
         self._effects = effects
         self._send = send
         self._leader = RoundLeader(node, policy, term, epoch, send, effects.later, self, hindrances)
         self._closing = ClosingSignals(self.machine, send, self._follow)
-        self._todo: deque[Instruction] = deque()
-        self.is_busy = False
         self._report: Report | None = None
         self._early: dict[str, Report] = {}  # by node, of a term that is not known here yet
         self._asked: tuple[int, int, tuple[Doubt, ...]] | None = None
@@ -150,13 +146,13 @@ class Agreement:
         self._follow(self.machine.rank_ended(session, how, withdraws=withdraws))
 
     def doubt(self, doubts: Iterable[Doubt]) -> None:
-        """Have ops judged that cannot go on."""
+        """Ask the leader for a verdict on ops that cannot go on."""
         for each in doubts:
             self._doubts[each.seq] = each
             self._tell_leader(LinkMessageType.DOUBT, codec.pack_doubt(each))
 
     def arrange(self, layout: Layout) -> None:
-        """Have the nodes stand in another order; nothing happens unless this node is the leader."""
+        """Put the nodes into another order; nothing happens unless this node is the leader."""
         self._leader.arrange(layout)
 
     def begin(self) -> None:
@@ -257,7 +253,7 @@ class Agreement:
             case LinkMessageType.DOUBT:
                 self._leader.doubt(codec.unpack_doubt(body))
             case LinkMessageType.HELD:
-                self._closing.note(node, *codec.unpack_held(body))
+                self._closing.take_signal(node, *codec.unpack_held(body))
             case _:
                 log.warning("group '%s': node %s sends %s", self._policy.group, node, kind.name)
 
@@ -275,26 +271,13 @@ class Agreement:
 
     def _follow(self, instructions: Instructions) -> None:
         """Do what a machine says, after what is being done already."""
-        if not instructions:
-            return
-        todo = self._todo
-        todo += instructions
-        if self.is_busy:
-            return
-        self.is_busy = True
-        while todo:
-            each = todo.popleft()
-            try:
-                if type(each) in _OF_THE_AGREEMENT:
-                    self._carry_out(each)
-                else:
-                    self._effects.carry_out(each)
-            except Exception:  # the machine goes by all of them, the next ones too
-                log.exception("group '%s': %s could not be carried out", self._policy.group, each)
-        self.is_busy = False
-        self._effects.carried_out()
+        if instructions:
+            self._events.follow(instructions, self._carry_out)
 
     def _carry_out(self, each: Instruction) -> None:
+        if type(each) not in _OF_THE_AGREEMENT:
+            self._effects.carry_out(each)
+            return
         match each:
             case SendClosing(seq):
                 self._closing.announce(seq)

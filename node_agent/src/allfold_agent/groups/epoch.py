@@ -12,12 +12,11 @@ from typing import Any
 from allfold_agent.arithmetic.error_feedback import Residuals
 from allfold_agent.compilation.op_spec import OpSpec, OpSpecs
 from allfold_agent.edges.edges import DialFrom, Edges
-from allfold_agent.execution.op import Arrival, Op
-from allfold_agent.execution.runner import OpOutcomes, Runner
+from allfold_agent.execution.op import Arrival, Op, OpOutcomes
+from allfold_agent.execution.runner import Runner
 from allfold_agent.gpu.gpus import Pins
 from allfold_agent.groups.outcomes import ErrorCounts
-from allfold_agent.groups.result_transfer import ResultRequest
-from allfold_agent.groups.results import Retention
+from allfold_agent.groups.results import ResultRequest, ResultShares
 from allfold_agent.runtime.buffers import BufferPool
 from allfold_agent.runtime.lane_thread import LaneThread
 from allfold_agent.runtime.reactor import Reactor
@@ -55,7 +54,7 @@ class NodeResources:
         reactor: reads the short frames of other nodes.
         pins: memory of the host that GPUs reach.
         fetch: gets the result of an op from one of several addresses, into memory, for as long as
-            that is wanted; see :func:`allfold_agent.groups.result_transfer.fetch_result`.
+            that is wanted; see :func:`allfold_agent.groups.results.fetch_result`.
         retention: the bound on the results that are kept for other nodes.
         avoid_slow_links: have nodes stand in another order where a link is slow.
         short_lane: let the ranks of a node do small ops by themselves.
@@ -70,14 +69,14 @@ class NodeResources:
     reactor: Reactor
     pins: Pins
     fetch: FetchResult
-    retention: Retention
+    retention: ResultShares
     avoid_slow_links: bool = True
     short_lane: bool = True
     lane_thread: LaneThread | None = None
     errors: ErrorCounts = field(default_factory=ErrorCounts)
 
 
-class Epoch:
+class GroupEpoch:
     """The members of a group during one epoch, and all that follows from them.
 
     Every rank number and node index here is one of this epoch. What lasts longer is a session: one
@@ -204,7 +203,7 @@ class Epoch:
         return Call(self.ordinal, fingerprint, root)
 
     def translated(
-        self, session: str, arrival: Arrival, views: Mapping[int, Epoch]
+        self, session: str, arrival: Arrival, views: Mapping[int, GroupEpoch]
     ) -> Arrival | None:
         """Return a call with the numbers of this epoch; ``None`` if the op cannot be done in it.
 
@@ -219,8 +218,8 @@ class Epoch:
             log.info("op %d of group '%s': %s", arrival.message.seq, self.plan.group, error)
             return None
 
-    def enter(self, op: Op, views: Mapping[int, Epoch]) -> None:
-        """Have an op run in this epoch: its calls get the numbers that they have here.
+    def enter(self, op: Op, views: Mapping[int, GroupEpoch]) -> None:
+        """Move an op into this epoch: its calls get the numbers that they have here.
 
         Args:
             views: by ordinal, the epochs in whose numbers ranks have called.
@@ -236,7 +235,9 @@ class Epoch:
         }
         op.enter(arrivals)
 
-    def _translated(self, session: str, arrival: Arrival, views: Mapping[int, Epoch]) -> Arrival:
+    def _translated(
+        self, session: str, arrival: Arrival, views: Mapping[int, GroupEpoch]
+    ) -> Arrival:
         view = arrival.message.view
         if view == self.ordinal:
             # The epoch that was asked about the call may have had its nodes in another order.
@@ -272,18 +273,18 @@ class EpochTable:
 
     def __init__(
         self,
-        make: Callable[[records.Epoch], Epoch],
+        make: Callable[[records.Epoch], GroupEpoch],
         first: records.Epoch,
         sessions: Iterable[str],
     ) -> None:
         self._make = make
-        self._by_stamp: dict[Stamp, Epoch] = {}
+        self._by_stamp: dict[Stamp, GroupEpoch] = {}
         self._views = dict.fromkeys(sessions, first.ordinal)
-        self.by_ordinal: dict[int, Epoch] = {}
+        self.by_ordinal: dict[int, GroupEpoch] = {}
         self.changes: deque[str] = deque(maxlen=CHANGES_KEPT)
         self.first = self.take_in(first)
 
-    def take_in(self, record: records.Epoch) -> Epoch:
+    def take_in(self, record: records.Epoch) -> GroupEpoch:
         """Return the epoch of a record; made where it was not known yet."""
         epoch = self._by_stamp.get(record.stamp)
         if epoch is None:
@@ -295,11 +296,11 @@ class EpochTable:
                 self.changes.append(unpacked(record.change).message)
         return epoch
 
-    def of(self, stamp: Stamp) -> Epoch:
+    def of(self, stamp: Stamp) -> GroupEpoch:
         """Return the epoch of a stamp that an op has."""
         return self._by_stamp[stamp]
 
-    def newest_with(self, session: str) -> Epoch | None:
+    def newest_with(self, session: str) -> GroupEpoch | None:
         """Return the newest epoch in which a local session has a rank, if there is one."""
         newest_first = reversed(self.by_ordinal.values())
         return next((each for each in newest_first if each.has(session)), None)

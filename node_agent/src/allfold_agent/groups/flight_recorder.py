@@ -1,7 +1,7 @@
 """The flight recorder: one record per op, of those that are over and of those in flight.
 
 Of the ops that ranks do by themselves, in the short lane, it has a sample: see
-:mod:`allfold_agent.groups.lane_records`.
+:mod:`allfold_agent.groups.lane.records`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from allfold_core.agent_answers import Clocks, RankCall, RecordedOp
 from allfold_core.operations import Fingerprint
 
 if TYPE_CHECKING:
-    from allfold_agent.groups.agreeing_group import AgreeingGroup
+    from allfold_agent.groups.group import NodeGroup
 
 
-class State(StrEnum):
+class OpStage(StrEnum):
     """The progress of an op on this node.
 
     =========  ==================================================
@@ -42,7 +42,7 @@ class State(StrEnum):
 
     @property
     def is_over(self) -> bool:
-        return self not in (State.CALLED, State.STARTED)
+        return self not in (OpStage.CALLED, OpStage.STARTED)
 
 
 class OpRecord(NamedTuple):
@@ -72,7 +72,7 @@ class OpRecord(NamedTuple):
     world_size: int
     fingerprint: Fingerprint | None
     strategy: str
-    state: State
+    state: OpStage
     start: float
     seconds: float
     arrivals: Mapping[int, float]
@@ -147,18 +147,18 @@ def described(call: Fingerprint) -> RankCall:
 def record(op: Op) -> OpRecord:
     """Return the record of an op that is over."""
     if op.error is not None:
-        state, code, reason = State.FAILED, op.error.code, op.error.message
+        state, code, reason = OpStage.FAILED, op.error.code, op.error.message
     else:
-        state, code, reason = State.COMPLETED if op.settled_at else State.DROPPED, "", ""
+        state, code, reason = OpStage.COMPLETED if op.settled_at else OpStage.DROPPED, "", ""
     return _recorded(op, state, code, reason)
 
 
 def record_in_flight(op: Op) -> OpRecord:
     """Return the record of an op that is not over, as far as it has come. With the table's lock."""
-    return _recorded(op, State.STARTED if op.running else State.CALLED, "", "")
+    return _recorded(op, OpStage.STARTED if op.running else OpStage.CALLED, "", "")
 
 
-def _recorded(op: Op, state: State, code: str, reason: str) -> OpRecord:
+def _recorded(op: Op, state: OpStage, code: str, reason: str) -> OpRecord:
     start, arrivals = op.first_arrival, op.arrivals
     is_complete = len(arrivals) == len(op.ranks)
     return OpRecord(
@@ -198,7 +198,7 @@ _ENDED_KEPT = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class GroupRecording:
     """The flight recorder of one group, and what is needed to read it.
 
     Attributes:
@@ -220,7 +220,7 @@ class Recording:
     ops: tuple[OpRecord, ...]
 
 
-def recording_of(group: AgreeingGroup, *, is_open: bool = True) -> Recording:
+def recording_of(group: NodeGroup, *, is_open: bool = True) -> GroupRecording:
     """Return the recording of a group: its latest ops, and those in flight. From any thread."""
     records = group.lanes.records
     records.harvest()
@@ -229,7 +229,7 @@ def recording_of(group: AgreeingGroup, *, is_open: bool = True) -> Recording:
         ops = list(group.outcomes.recent)
         ops += [record_in_flight(op) for op in group.table.in_flight.values() if op.calls]
         ops += [posted.record for posted in records.in_flight()]
-    return Recording(
+    return GroupRecording(
         group.name,
         group.opening,
         epoch.ordinal,
@@ -249,12 +249,12 @@ class Recordings:
     """
 
     def __init__(self) -> None:
-        self._ended: deque[Recording] = deque(maxlen=_ENDED_KEPT)
+        self._ended: deque[GroupRecording] = deque(maxlen=_ENDED_KEPT)
 
-    def keep(self, group: AgreeingGroup) -> None:
+    def keep(self, group: NodeGroup) -> None:
         """Take the recording of a group that is over."""
         self._ended.append(recording_of(group, is_open=False))
 
-    def ended(self) -> list[Recording]:
+    def ended(self) -> list[GroupRecording]:
         """Return the recordings of groups that are over, the latest last."""
         return list(self._ended)

@@ -3,54 +3,27 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from time import monotonic
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from allfold_agent.edges.edges import Edges
 from allfold_agent.edges.lane_link import LaneDoor
-from allfold_agent.edges.members import GroupNodes, Life
+from allfold_agent.edges.members import Life
 from allfold_agent.edges.opening import EdgeRequest, Traffic
 from allfold_agent.edges.out_edge import OutEdge
-from allfold_agent.execution.op import Op
 from allfold_agent.execution.op_edges import OpReceiver
 from allfold_agent.groups.epoch import NodeResources
-from allfold_agent.groups.op_table import OpTable
 from allfold_agent.p2p.engine import P2PEngine
 from allfold_agent.runtime.threads import start_thread
 from allfold_core.errors import AllfoldError, LocalError, PeerLost, PeerSentIncoherentTensor
-from allfold_core.plan import Plan
 from allfold_core.protocol.frames import FrameHeader
 from allfold_core.survival.records import Stamp
 
+if TYPE_CHECKING:
+    from allfold_agent.groups.group import NodeGroup
+
 log = logging.getLogger(__name__)
-
-
-class OpsOfGroup(Protocol):
-    """The ops of a group, as its edges ask for them. With the table's lock held."""
-
-    @property
-    def name(self) -> str:
-        """The group's name."""
-
-    @property
-    def table(self) -> OpTable:
-        """The ops that are not over."""
-
-    def is_stale(self, seq: int, stamp: int) -> bool:
-        """Return True for a frame of an attempt that is over here, or was given up."""
-
-    def receiver(self, op: Op, source: str) -> OpReceiver | None:
-        """The receiver of a running op's frames from a node; ``None`` if it has none."""
-
-    def mismatch(self, seq: int) -> None:
-        """The calls of two nodes differ: have the op judged."""
-
-    def cannot_run(self, seq: int, error: Exception, stamp: Stamp) -> None:
-        """An attempt cannot be done, as what has come for it does not fit."""
-
-    def edge_failed(self, node: str, error: AllfoldError) -> None:
-        """Nothing more can be received from a node."""
 
 
 class GroupEdges:
@@ -59,29 +32,17 @@ class GroupEdges:
     The receiver of the edges of ops: decides by its stamp what becomes of each frame.
 
     Args:
-        plan: with which this node has come into the group.
-        members: all nodes of the group.
-        ops: of the group.
         resources: of this node.
-        serve_lane: returns the door of the short lane for a node.
 
     Attributes:
         ops: the edges that carry the frames of ops.
         p2p: the sends and receives, which have edges of their own.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        members: GroupNodes,
-        ops: OpsOfGroup,
-        resources: NodeResources,
-        serve_lane: Callable[[EdgeRequest], LaneDoor],
-    ) -> None:
-        self._serve_lane = serve_lane
+    def __init__(self, group: NodeGroup, resources: NodeResources) -> None:
+        plan, members = group.plan, group.members
+        self._group = group
         self._members = members
-        self._group = ops
-        self._opening = plan.epoch
         self._me = resources.node
         self._closing = False
         self._closed = False
@@ -106,15 +67,16 @@ class GroupEdges:
             PeerLost: the group is closed here.
         """
         self._check(request)
+        name = self._group.name
         with self._group.table.lock:
             if self._closed:
                 raise PeerLost(
-                    f"group '{self._group.name}' opening {self._opening} is closed on this node"
+                    f"group '{name}' opening {self._group.opening} is closed on this node"
                 )
             if self._members.life_of(request.dst) is None:
                 raise PeerLost(f"group '{self._group.name}' goes on without node {request.dst}")
             if request.lane is Traffic.SHORT:
-                return self._serve_lane(request)
+                return self._group.lanes.serve(request)
             if request.lane is Traffic.PAIRS:
                 return self.p2p.serve_edge(request.dst)
             return self.ops.out(request.dst)
@@ -150,9 +112,9 @@ class GroupEdges:
             while True:
                 op = table.in_flight.get(header.seq)
                 if op is not None and op.executor and op.packed_stamp == header.stamp:
-                    receiver = op.receivers.get(source) or group.receiver(op, source)
+                    receiver = op.receivers.get(source) or group.runs.receiver(op, source)
                     break
-                if self._closed or group.is_stale(header.seq, header.stamp):
+                if self._closed or group.runs.is_stale(header.seq, header.stamp):
                     return None
                 left = deadline - monotonic()
                 if left <= 0 or not table.changed.wait(timeout=left):
@@ -161,7 +123,7 @@ class GroupEdges:
             stranger = f"op {header.seq} got a frame of node {source}, which has no part in it"
             self.incoherent(header, PeerSentIncoherentTensor(stranger))
         elif receiver.fingerprint != header.fingerprint:
-            group.mismatch(header.seq)
+            group.runs.mismatch(header.seq)
         else:
             return receiver
         return None
@@ -177,7 +139,7 @@ class GroupEdges:
     def incoherent(self, header: FrameHeader, error: AllfoldError) -> None:
         """A frame did not fit its op."""
         log.error("%s", error)
-        self._group.cannot_run(header.seq, error, Stamp.unpack(header.stamp))
+        self._group.runs.cannot_run(header.seq, error, Stamp.unpack(header.stamp))
 
     # The end
 

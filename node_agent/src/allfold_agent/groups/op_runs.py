@@ -1,4 +1,4 @@
-"""The attempts of ops: started, cancelled and handed out as the nodes have agreed."""
+"""The attempts of a group's ops on this node: begun, cancelled and handed out as was agreed."""
 
 from __future__ import annotations
 
@@ -7,118 +7,82 @@ from bisect import insort
 from collections.abc import Collection
 from functools import partial
 from time import monotonic
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from allfold_agent.execution.op import Op
+from allfold_agent.execution.op_edges import OpReceiver
 from allfold_agent.execution.result_writer import ResultWriter
-from allfold_agent.groups.epoch import Epoch
-from allfold_agent.groups.event_queue import Action, EventQueue
-from allfold_agent.groups.fetches import Fetches
-from allfold_agent.groups.op_table import OpTable
-from allfold_agent.groups.outcomes import Outcomes, refuse
-from allfold_agent.groups.results import Results
-from allfold_core.errors import AllfoldError
+from allfold_agent.groups.epoch import GroupEpoch, NodeResources
+from allfold_agent.groups.events import Action
+from allfold_agent.groups.outcomes import breakdown, refuse
+from allfold_agent.groups.results import Fetches
+from allfold_core.errors import AllfoldError, PeerRefused, PeerSentIncoherentTensor
 from allfold_core.survival import records
 from allfold_core.survival.instructions import Fetch, HandOut, Refuse, Start
-from allfold_core.survival.judge import unpacked
+from allfold_core.survival.judge import packed, unpacked
 from allfold_core.survival.records import Stamp
+from allfold_core.survival.reports import Doubt, Reason
+
+if TYPE_CHECKING:
+    from allfold_agent.groups.group import NodeGroup
 
 log = logging.getLogger(__name__)
 
 
-def _number(start: tuple[Op, Epoch]) -> int:
+def _number(start: tuple[Op, GroupEpoch]) -> int:
     return start[0].seq
 
 
-class Progress(Protocol):
-    """Told how attempts go: the group."""
-
-    def watermark(self) -> int:
-        """All ops up to this one are final on this node."""
-
-    def enter(self, op: Op, stamp: Stamp) -> Epoch:
-        """Have an op run in the epoch of a stamp; returns that."""
-
-    def cancel(self, op: Op, forward: bool) -> None:
-        """Stop the attempt of an op; :meth:`OpRuns.free` is called then, maybe at once."""
-
-    def take_completion(self, seq: int, stamp: Stamp) -> None:
-        """Nothing of an attempt is left to do but to write its result."""
-
-    def cannot_run(self, seq: int, error: Exception, stamp: Stamp) -> None:
-        """This node cannot do its part of an attempt."""
-
-    def resume_frames(self) -> None:
-        """An op has begun: frames of it, and those behind them, may go on."""
-
-    def may_begin(self, seq: int) -> bool:
-        """Return False while an earlier op may yet have to begin on this node.
-
-        :meth:`OpRuns.begin_waiting` is called when that may have changed.
-        """
-
-
 class OpRuns:
-    """Runs the ops of a group, each in the epoch that the agreement says. With the table's lock.
+    """Runs the ops of a group, each in the epoch that the agreement says, and tells it how they go.
 
     An attempt that was given up may still write to the memory of ranks for a moment. The next step
     of its op waits until that is over, and so do the starts of later ops, because ops are in order
     on every edge. Work that takes time is done without the lock.
     """
 
-    def __init__(
-        self,
-        table: OpTable,
-        outcomes: Outcomes,
-        results: Results,
-        writer: ResultWriter,
-        fetches: Fetches,
-        events: EventQueue,
-        progress: Progress,
-    ) -> None:
-        self._table = table
-        self._outcomes = outcomes
-        self._results = results
-        self._writer = writer
-        self._fetches = fetches
-        self._add_due = events.add_due
-        self._progress = progress
-        self._starts: list[tuple[Op, Epoch]] = []
-        self._beginning = False
-        self._when_free: dict[int, Action] = {}
+    def __init__(self, group: NodeGroup, resources: NodeResources) -> None:
+        self._group = group
+        self._table = group.table
+        self._outcomes = group.outcomes
+        self._results = group.results
+        self._add_due = group.events.add_due
+        self._writer = ResultWriter(resources.workers, self)
+        self._fetches = Fetches(group, resources)
+        self._waiting: list[tuple[Op, GroupEpoch]] = []
 
-    # Attempts
+    # What the agreement says; with the table's lock held
 
     def start(self, each: Start) -> None:
-        """Have an attempt begin, as soon as it may."""
+        """Begin an attempt at the end of the event, or as soon as it may after that."""
         op = self._table.in_flight[each.seq]
-        epoch = self._progress.enter(op, each.epoch.stamp)
-        insort(self._starts, (op, epoch), key=_number)  # not all ops are called in order here
+        epoch = self._enter(op, each.epoch.stamp)
+        insort(self._waiting, (op, epoch), key=_number)  # not all ops are called in order here
+
+    @property
+    def is_waiting(self) -> bool:
+        """True while an attempt waits until it may begin. From any thread."""
+        return bool(self._waiting)
 
     def begin_waiting(self) -> None:
-        """Begin what may begin, in order.
+        """Begin what may begin, in order; at the end of every event.
 
         A group that keeps more results than its share only begins its oldest op: other nodes may
         wait for that one, and it waits for none of the ops behind it.
         """
-        if self._beginning or not self._starts:
-            return
-        self._beginning = True
-        try:
-            while self._starts and self._may_begin(self._starts[0][0]):
-                self._begin(*self._starts.pop(0))
-        finally:
-            self._beginning = False
+        waiting = self._waiting
+        while waiting and self._may_begin(waiting[0][0]):
+            self._begin(*waiting.pop(0))
 
     def _may_begin(self, op: Op) -> bool:
-        if op.leaving or not self._progress.may_begin(op.seq):
+        if op.leaving or not self._group.lanes.may_begin(op.seq):
             return False
         if self._results.has_room:
             return True
         under_way = (each for each in self._table.in_flight.values() if each.running)
         return all(each.ended or each.seq > op.seq for each in under_way)
 
-    def _begin(self, op: Op, epoch: Epoch) -> None:
+    def _begin(self, op: Op, epoch: GroupEpoch) -> None:
         if others := op.calls.keys() - epoch.record.sessions:
             self._refuse_others(op, others, epoch)
         if not op.agrees():
@@ -126,19 +90,19 @@ class OpRuns:
         runner = epoch.runner
         op.began_at = monotonic()
         try:
-            runner.prepare(op, self._progress.watermark)
+            runner.prepare(op, self._watermark)
         except Exception as error:
             log.exception("op %d cannot be run", op.seq)
-            self._progress.cannot_run(op.seq, error, op.stamp)
+            self.cannot_run(op.seq, error, op.stamp)
             return
         if op.executor is None:  # all of it is here, and nothing can go wrong any more
-            self._progress.take_completion(op.seq, op.stamp)
+            self._group.agreement.completed(op.seq, op.stamp, -1)
         else:
             self._table.changed.notify_all()
-            self._add_due(self._progress.resume_frames)
+            self._add_due(self._group.edges.resume_all)
             self._add_due(runner.start(op))
 
-    def refuse_calls(self, seq: int, sessions: Collection[str], current: Epoch) -> None:
+    def refuse_calls(self, seq: int, sessions: Collection[str], current: GroupEpoch) -> None:
         """Fail the calls of ranks that have left, of an op that nobody has begun.
 
         Args:
@@ -148,7 +112,7 @@ class OpRuns:
         if op is not None and not op.ended and not op.leaving:
             self._refuse_others(op, op.calls.keys() & sessions, current)
 
-    def _refuse_others(self, op: Op, sessions: Collection[str], epoch: Epoch) -> None:
+    def _refuse_others(self, op: Op, sessions: Collection[str], epoch: GroupEpoch) -> None:
         """Fail the calls of ranks that are not in the epoch of an op."""
         change = unpacked(epoch.record.change)
         for session in sessions:
@@ -163,11 +127,11 @@ class OpRuns:
             forward: it has a result on other nodes.
         """
         op = self._table.in_flight[seq]
-        self._add_due(self._progress.resume_frames)  # those of the attempt go nowhere now
-        waiting = [each for each in self._starts if each[0] is op]
+        self._add_due(self._group.edges.resume_all)  # those of the attempt go nowhere now
+        waiting = [each for each in self._waiting if each[0] is op]
         for each in waiting:
-            self._starts.remove(each)
-        self._when_free.pop(seq, None)
+            self._waiting.remove(each)
+        op.next_step = None
         if op.result is not None:
             op.result.release()
             op.result = None
@@ -177,39 +141,47 @@ class OpRuns:
             op.forget_attempt()
             return
         op.leaving = True
-        self._progress.cancel(op, forward)
+        self._stop(op, forward)
 
-    def free(self, op: Op) -> None:
+    def _free(self, op: Op) -> None:
         """A cancelled attempt writes to no rank's memory any more: go on."""
         op.leaving = False
-        then = self._when_free.pop(op.seq, None)
-        if then is not None:
-            then()
-        self.begin_waiting()
+        step, op.next_step = op.next_step, None
+        if step is not None:
+            step()
 
     def _once_free(self, op: Op, action: Action) -> None:
         if op.leaving:
-            self._when_free[op.seq] = action
+            op.next_step = action
         else:
             action()
 
     def _do_once_free(self, op: Op, action: Action) -> None:
-        """Have something done without the lock, as soon as no attempt uses the ranks' memory."""
+        """Do something without the lock, as soon as no attempt uses the ranks' memory."""
         if op.leaving:
-            self._when_free[op.seq] = partial(self._add_due, action)
+            op.next_step = partial(self._add_due, action)
         else:
             self._add_due(action)
 
-    # Results
+    def _stop(self, op: Op, forward: bool) -> None:
+        """Stop the attempt of an op; wakes those that wait for it."""
+        free = partial(self._group.event, partial(self._free, op))
+        self._group.epoch_table.of(op.stamp).runner.cancel(op, free, forward=forward)
 
-    def release(self, floor: int) -> None:
-        """Every node has the results up to this op."""
-        self._results.release(floor)
+    def _enter(self, op: Op, stamp: Stamp) -> GroupEpoch:
+        """Move an op into the epoch of a stamp; return that."""
+        epoch = self._group.epoch_table.take_in(self._group.agreement.machine.epochs[stamp])
+        epoch.enter(op, self._group.epoch_table.by_ordinal)
+        return epoch
+
+    def _watermark(self) -> int:
+        """Return the last op up to which all are final on this node."""
+        return self._group.agreement.machine.watermark
 
     def fetch(self, each: Fetch) -> None:
         """Get the result from a node that has it."""
         op = self._table.in_flight[each.seq]
-        epoch = self._progress.enter(op, each.stamp)
+        epoch = self._enter(op, each.stamp)
         try:
             nbytes = epoch.runner.prepare_result(op)
             fetch = self._fetches.prepare(op, each, nbytes)
@@ -239,7 +211,7 @@ class OpRuns:
         op.ended, op.error = True, unpacked(each.error)
         op.ordinal = each.ordinal
         self._table.changed.notify_all()
-        self._add_due(self._progress.resume_frames)
+        self._add_due(self._group.edges.resume_all)
         self._do_once_free(op, partial(self._outcomes.refuse, op))
 
     def drop(self, seq: int, current: records.Epoch) -> None:
@@ -265,3 +237,90 @@ class OpRuns:
         self.cancel(op.seq)
         op.ended, op.error = True, error
         self._do_once_free(op, partial(self._outcomes.refuse, op))
+
+    # How attempts go
+
+    def completed(self, seq: int, stamp: Stamp, floor: int) -> None:
+        """Note that an attempt is done, and that ops up to ``floor`` are final on all nodes."""
+        self._group.event(partial(self._group.agreement.completed, seq, stamp, floor))
+
+    def end(self, op: Op, error: Exception | None) -> None:
+        """End an op whose results are written to the local ranks, or could not be.
+
+        If they could not, these ranks leave the group, as those of other nodes have the result.
+        """
+        has_others = (
+            error is not None and len(self._group.epoch_table.of(op.stamp).record.nodes) > 1
+        )
+        self._outcomes.end(op, error)
+        if has_others:
+            for session in op.calls:
+                self._group.rank_ended(session, f"could not be given the result of op {op.seq}")
+
+    def cannot_run(self, seq: int, error: Exception, stamp: Stamp | None = None) -> None:
+        """Ask for a verdict on an op, or one attempt, of which this node cannot do its part."""
+        refusal = (
+            error
+            if isinstance(error, PeerRefused | PeerSentIncoherentTensor)
+            else breakdown(self._group.name, self._group.node, seq, error)
+        )
+        self.doubt([Doubt(seq, Reason.FAILED, error=packed(refusal), stamp=stamp)])
+
+    def mismatch(self, seq: int) -> None:
+        """The calls of two ranks differ: have the op judged."""
+        self.doubt([Doubt(seq, Reason.MISMATCH)])
+
+    def doubt(self, doubts: list[Doubt]) -> None:
+        """Ask for a verdict on ops that cannot go on."""
+        if doubts and self._group.evicted is None:
+            self._group.event(partial(self._group.agreement.doubt, doubts))
+
+    # Frames
+
+    def is_stale(self, seq: int, stamp: int) -> bool:
+        """Return True for a frame of an attempt that is over here, or was given up.
+
+        A frame of an attempt that is not known here yet is not stale: the other nodes are ahead.
+        """
+        if self._group.evicted is not None:
+            return True
+        if stamp > self._group.current.packed_stamp:
+            return False
+        expected = self._group.agreement.machine.expected_stamp(seq)
+        return expected is None or stamp < expected.pack()
+
+    def receiver(self, op: Op, source: str) -> OpReceiver | None:
+        """The receiver of a running op's frames from a node; ``None`` if it has none."""
+        return self._group.epoch_table.of(op.stamp).runner.receiver(op, source)
+
+    # What pings carry
+
+    def progress(self, node: str) -> tuple[int, int, int]:
+        """This node's watermark, its oldest open op and the digest of that, as frames have it."""
+        with self._table.lock:
+            open_ops = (op for op in self._table.in_flight.values() if op.running and not op.ended)
+            op = min(open_ops, key=lambda each: each.seq, default=None)
+            if op is None or node not in self._group.epoch_table.of(op.stamp).record.nodes:
+                return self._watermark(), -1, 0
+            return self._watermark(), op.seq, self._digest(op, self._group.node, node)
+
+    def learn_progress(self, node: str, watermark: int, seq: int, digest: int) -> None:
+        """Another node has said how far it is; a call that differs from ours is a mismatch."""
+        if self._group.evicted is not None:
+            return
+        self._group.event(partial(self._group.agreement.learn_watermark, node, watermark))
+        with self._table.lock:
+            op = self._table.in_flight.get(seq)
+            differs = (
+                op is not None
+                and op.running
+                and not op.ended
+                and node in self._group.epoch_table.of(op.stamp).record.nodes
+                and digest != self._digest(op, node, self._group.node)
+            )
+        if differs:
+            self.mismatch(seq)
+
+    def _digest(self, op: Op, giver: str, taker: str) -> int:
+        plan = self._group.epoch_table.of(op.stamp).plan
+        return op.digest(plan.ranks_on(giver), plan.ranks_on(taker))

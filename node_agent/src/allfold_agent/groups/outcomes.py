@@ -1,4 +1,4 @@
-"""The outcomes of a group's ops, sent to the local ranks, recorded and counted."""
+"""The ops of a group on this node: those that are not over, and how the others have ended."""
 
 from __future__ import annotations
 
@@ -6,15 +6,39 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from threading import Condition
 
 from allfold_agent.execution.op import Op, RankEndpoint
-from allfold_agent.groups.flight_recorder import OpRecord, State, record
-from allfold_agent.groups.op_table import OpTable
-from allfold_agent.runtime.locks import make_lock
+from allfold_agent.groups.flight_recorder import OpRecord, OpStage, record
+from allfold_agent.runtime.locks import make_lock, make_rlock
 from allfold_core.errors import AllfoldError, Evicted, ServiceError
 from allfold_core.protocol.rank_messages import Message, Outcome
 from allfold_core.survival.judge import NODE_LOST
 from allfold_service.metrics import Histogram
+
+log = logging.getLogger(__name__)
+
+# From an op among ranks of one node to one that waits for a rank that has lost its way.
+SECONDS_BOUNDS = (
+    1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 60.0,
+)  # fmt: skip
+RECORDED_OPS = 512
+_KEPT_FAILURES = 64
+
+
+class OpTable:
+    """Shared by a group, its epochs and its outcomes.
+
+    Attributes:
+        lock: held for every change of an op's state.
+        changed: notified when an op has been called, has started or has failed.
+        in_flight: the ops that a local rank has called and that are not over, by number.
+    """
+
+    def __init__(self) -> None:
+        self.lock = make_rlock("group")
+        self.changed = Condition(self.lock)
+        self.in_flight: dict[int, Op] = {}
 
 
 def breakdown(group: str, node: str, seq: int, error: Exception) -> ServiceError:
@@ -43,10 +67,6 @@ def how_lost(loss: AllfoldError, session: str) -> str:
 
 
 LONG, SHORT = "long", "short"
-# From an op among ranks of one node to one that waits for a rank that has lost its way.
-SECONDS_BOUNDS = (
-    1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 60.0,
-)  # fmt: skip
 
 OpKey = tuple[str, str, str, str]
 """Kind, strategy, dtype and lane of ops that are counted together."""
@@ -59,7 +79,7 @@ class ErrorCounts:
         self._lock = make_lock("errors")
         self._counts: Counter[str] = Counter()
 
-    def note(self, code: str) -> None:
+    def count(self, code: str) -> None:
         """Count an op that has failed with an error of this code."""
         with self._lock:
             self._counts[code] += 1
@@ -90,13 +110,13 @@ class Tally:
         self._first: int | None = None
         self._called = 0
 
-    def note(self, record: OpRecord, lane: str) -> None:
+    def count(self, record: OpRecord, lane: str) -> None:
         """Count an op that is over."""
         if record.error:
-            self._errors.note(record.error)
+            self._errors.count(record.error)
             return
         called = record.fingerprint
-        if called is None or record.state is State.DROPPED:  # no rank here has a part in it
+        if called is None or record.state is OpStage.DROPPED:  # no rank here has a part in it
             return
         key = called.kind.label, record.strategy, called.dtype.label, lane
         seconds = self.seconds.get(key)
@@ -116,12 +136,6 @@ class Tally:
             self._first = first
         self._called = max(self._called, last + 1 - self._first)
         return self._called
-
-
-log = logging.getLogger(__name__)
-
-RECORDED_OPS = 512
-_KEPT_FAILURES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +213,7 @@ class Outcomes:
         in_flight.pop(op.seq, None)
         over = record(op)
         self.recent.append(over)
-        self.tally.note(over, LONG)
+        self.tally.count(over, LONG)
         if not in_flight:
             self.on_idle()
 
@@ -207,7 +221,7 @@ class Outcomes:
         """Record ops that ranks have done by themselves; with the table's lock held."""
         for each in records:
             self.recent.append(each)
-            self.tally.note(each, SHORT)
+            self.tally.count(each, SHORT)
 
 
 def refuse(

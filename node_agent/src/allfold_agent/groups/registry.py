@@ -1,20 +1,65 @@
-"""The groups of this node by name, for every thread."""
+"""The groups of this node by name, for every thread, and the records of their terms."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from time import monotonic
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from allfold_agent.groups.agreeing_group import AgreeingGroup
-from allfold_agent.groups.group import Group
 from allfold_agent.runtime.locks import make_condition
 from allfold_core.errors import RegisterNotFirstOperation
 from allfold_core.plan import Plan
+from allfold_core.survival.plans import term_fields, voter_of
+from allfold_core.survival.records import Epoch, Term
+
+if TYPE_CHECKING:
+    from allfold_agent.groups.group import NodeGroup
 
 # A peer may have got its plan a moment before this node did.
 PLAN_LAG_SECONDS = 4.0
 _CLOSED_KEPT = 1024
+
+
+def record_of(term: Term, announced: int, known: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the record of a term that a node may have learned of from another one.
+
+    Fields that the term does not have are taken from the known record.
+
+    Args:
+        announced: the generation of the store that has announced the term.
+        known: of this term or an earlier one.
+    """
+    if known["term"]["number"] >= term.number:
+        return known
+    voters = {**known["voters"], **{each.node: voter_of(each) for each in term.newcomers}}
+    voters = {node: voters[node] for node in term.voters}
+    return {**known, "term": term_fields(term), "voters": voters, "generation": announced}
+
+
+def with_seats(
+    record: Mapping[str, Any], epoch: Epoch, node: str, sessions: Collection[str]
+) -> Mapping[str, Any]:
+    """Return a record with the seats that are taken now; some have come or gone since the term.
+
+    Seats of nodes that the term has left out are no longer taken.
+
+    Args:
+        epoch: the newest one. It cannot have the ranks of nodes that have joined after it.
+        node: this one.
+        sessions: of the ranks that it has, those on their way into the group too.
+    """
+    term = record["term"]
+    joined = dict(zip(term["voters"], term["joined"], strict=True))
+    seats = [
+        [seat.session, seat.node]
+        for seat in epoch.seats
+        if (seat.session in sessions if seat.node == node else seat.node in joined)
+    ]
+    new = {other for other, number in joined.items() if number > epoch.stamp.term}
+    seats = [seat for seat in seats if seat[1] == node or seat[1] not in new]
+    seats += [[seat, other] for seat, other in record["seats"] if other != node and other in new]
+    joining = sorted(set(sessions) - epoch.sessions)
+    return {**record, "seats": [*seats, *([session, node] for session in joining)]}
 
 
 class LastTerm(NamedTuple):
@@ -43,7 +88,7 @@ class _End(NamedTuple):
     term: LastTerm
 
 
-class Registry:
+class GroupRegistry:
     """Open groups by name; remembers which openings are over.
 
     A name may be opened anew while ranks of the group that had it before have yet to leave, so
@@ -52,10 +97,10 @@ class Registry:
 
     def __init__(self) -> None:
         self._changed = make_condition("registry")
-        self._groups: dict[str, list[Group]] = {}
+        self._groups: dict[str, list[NodeGroup]] = {}
         self._over: dict[tuple[str, int], _End] = {}
 
-    def open(self, plan: Plan, make: Callable[[], Group]) -> Group | None:
+    def open(self, plan: Plan, make: Callable[[], NodeGroup]) -> NodeGroup | None:
         """Return the group that a plan opens; the first caller makes it.
 
         A node that was left out of a group may join it again: then there is another one. A group
@@ -74,11 +119,11 @@ class Registry:
                 self._changed.notify_all()
             return group
 
-    def _opened_as(self, name: str, opening: int) -> Group | None:
+    def _opened_as(self, name: str, opening: int) -> NodeGroup | None:
         newest_first = reversed(self._groups.get(name, ()))
         return next((each for each in newest_first if each.opening == opening), None)
 
-    def find(self, name: str, opening: int, wait: float = 0.0) -> Group:
+    def find(self, name: str, opening: int, wait: float = 0.0) -> NodeGroup:
         """Return the open group of a name and the number of its opening.
 
         Args:
@@ -100,7 +145,7 @@ class Registry:
                 self._changed.wait(timeout=left)
             return group
 
-    def look_for(self, name: str, opening: int, wait: float) -> Group | None:
+    def look_for(self, name: str, opening: int, wait: float) -> NodeGroup | None:
         """Like :meth:`find`; ``None`` where there is none, for news that only a group can use."""
         try:
             return self.find(name, opening, wait)
@@ -130,7 +175,7 @@ class Registry:
                 return None if end is None else end.term
             return None if group.evicted is None else _last_term(group)
 
-    def remove(self, group: AgreeingGroup) -> bool:
+    def remove(self, group: NodeGroup) -> bool:
         """Forget a group that is over; return False if that was done before."""
         with self._changed:
             groups = self._groups.get(group.name, [])
@@ -143,7 +188,7 @@ class Registry:
             self._changed.notify_all()
             return is_here
 
-    def _remember_end(self, group: AgreeingGroup) -> None:
+    def _remember_end(self, group: NodeGroup) -> None:
         if self._opened_as(group.name, group.opening) is not None:
             return  # this node is in it again
         end = _End(group.has_no_ranks, group.plan.generation, _last_term(group))
@@ -151,12 +196,12 @@ class Registry:
         while len(self._over) > _CLOSED_KEPT:
             del self._over[next(iter(self._over))]
 
-    def all(self) -> list[Group]:
+    def all(self) -> list[NodeGroup]:
         """The open groups; of one name, the newest last."""
         with self._changed:
             return [group for groups in self._groups.values() for group in groups]
 
 
-def _last_term(group: AgreeingGroup) -> LastTerm:
+def _last_term(group: NodeGroup) -> LastTerm:
     term = group.agreement.term
     return LastTerm(term.number, term.generation)

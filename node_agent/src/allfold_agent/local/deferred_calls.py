@@ -10,7 +10,7 @@ from collections.abc import Callable
 from time import monotonic
 
 from allfold_agent.gpu.completions import FencePoller
-from allfold_agent.groups.group import INCIDENTS_AT_ONCE
+from allfold_agent.groups.deadlines import INCIDENTS_AT_ONCE
 from allfold_agent.local.rank_connection import (
     CallMessage,
     DeferredCall,
@@ -119,20 +119,20 @@ class DeferredCalls:
             failed = _failure_of(membership, message)
             if failed is None and membership is not None and now >= deferred.due:
                 deferred.due = now + _JUDGE_AGAIN_SECONDS
-                if waits_for := membership.group.waits_for():
-                    held_for = membership.group.held_for(now)
+                if waits_for := membership.group.deadlines.waits_for():
+                    held_for = membership.group.deadlines.held_for(now)
                     process.send(pack_hold(message.group, waits_for, held_for))
                 elif isinstance(message, P2PMessage):
                     failed = _late(membership, message), message.view
                 elif incidents < INCIDENTS_AT_ONCE:
                     incidents += 1
                     late = Doubt(message.seq, Reason.DEADLINE, message.timeout)
-                    membership.group.doubt([late])
+                    membership.group.runs.doubt([late])
             if failed is not None:
                 self._remove(process, deferred)
                 refuse(process, message, *failed)
                 if membership is not None and isinstance(message, OpMessage):
-                    membership.group.call_refused(membership.session, message.seq)
+                    membership.group.calls.note_refusal(membership.session, message.seq)
 
     @staticmethod
     def _remove(process: RankConnection, deferred: DeferredCall) -> DeferredCall:
@@ -160,7 +160,7 @@ def reject(process: RankConnection, message: CallMessage, error: AllfoldError) -
     refuse(process, message, error)
     membership = process.memberships.get(message.group)
     if membership is not None and isinstance(message, OpMessage):
-        membership.group.abandon(membership.session, message.seq, error)
+        membership.group.calls.abandon(membership.session, message.seq, error)
 
 
 def _needs_attention(process: RankConnection, deferred: DeferredCall, now: float) -> bool:

@@ -10,8 +10,8 @@ from itertools import count
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
-from allfold_agent.groups.epoch import Epoch
-from allfold_agent.groups.group import Group
+from allfold_agent.groups.epoch import GroupEpoch
+from allfold_agent.groups.group import NodeGroup
 from allfold_agent.local.rank_connection import RankConnection, RankMembership, refuse_request
 from allfold_agent.runtime.reactor import Reactor
 from allfold_core.errors import (
@@ -34,8 +34,8 @@ MAX_JOINS = 1024
 class JoinResult:
     """The result of a join: the group, and the first epoch of the rank."""
 
-    group: Group
-    epoch: Epoch
+    group: NodeGroup
+    epoch: GroupEpoch
 
 
 class Registrar(Protocol):
@@ -67,7 +67,7 @@ class Registrar(Protocol):
             withdraws: its process lives, and does not wait for its ops.
         """
 
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[NodeGroup]:
         """The groups on this node."""
 
 
@@ -91,7 +91,7 @@ class Memberships:
         self._reactor = reactor
         self._joins = joins
         self._on_taken_over = on_taken_over
-        self._numbers: WeakKeyDictionary[Group, int] = WeakKeyDictionary()
+        self._numbers: WeakKeyDictionary[NodeGroup, int] = WeakKeyDictionary()
         self._next_number = count()
 
     def join(self, process: RankConnection, request: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import mmap
 import os
@@ -19,10 +20,10 @@ import torch
 
 from allfold_agent.gpu.device import RankMemory
 from allfold_agent.gpu.operands import GpuRange
-from allfold_agent.groups.epoch import Epoch
-from allfold_agent.groups.group import Group
-from allfold_agent.groups.short_lane import ShortLane
-from allfold_agent.runtime.buffers import MappedMemory, is_sealed
+from allfold_agent.groups.epoch import GroupEpoch
+from allfold_agent.groups.group import NodeGroup
+from allfold_agent.groups.lane.short_lane import NodeLane
+from allfold_agent.runtime.buffers import MappedMemory
 from allfold_agent.runtime.locks import make_lock
 from allfold_core.errors import AllfoldError, InvalidArgument
 from allfold_core.protocol.rank_messages import (
@@ -53,15 +54,15 @@ class RankMembership:
     """
 
     session: str
-    group: Group
+    group: NodeGroup
     told_ordinal: int = 0
 
     @property
-    def epoch(self) -> Epoch | None:
+    def epoch(self) -> GroupEpoch | None:
         """The newest epoch in which the session has a rank, which need not be the current one."""
         return self.group.epoch_table.newest_with(self.session)
 
-    def untold_epochs(self, ordinal: int) -> list[Epoch]:
+    def untold_epochs(self, ordinal: int) -> list[GroupEpoch]:
         """Return the untold epochs of the rank up to this one; they count as told from now on.
 
         It needs all of them, because it may first wait for an op of an epoch before the newest.
@@ -120,7 +121,7 @@ class RankConnection:
         self._mappings: dict[int, MappedMemory] = {}
         self._on_gpus: dict[int, RankMemory] = {}
         self._views: dict[tuple[Region, int], torch.Tensor] = {}
-        self._outbox: deque[tuple[bytes, ShortLane | None]] = deque()
+        self._outbox: deque[tuple[bytes, NodeLane | None]] = deque()
         self._unsent_bytes = 0
         self._lock = make_lock("rank")
         self._closed = False
@@ -138,7 +139,8 @@ class RankConnection:
                 raise InvalidArgument(
                     f"segment {number} of {size} bytes is not acceptable: the file has {actual}"
                 )
-            if not is_sealed(descriptor):
+            if not fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+                # Whoever cuts memory that others have mapped kills them with SIGBUS.
                 raise InvalidArgument(f"segment {number} is not sealed against being cut")
             memory = mmap.mmap(descriptor, size)
             self._segments[number] = torch.frombuffer(memory, dtype=torch.uint8)
@@ -232,11 +234,11 @@ class RankConnection:
         if waits:
             self._want_write(self)
         if lane is not None:
-            membership.group.lane_handed(lane)
+            membership.group.lanes.handed(lane)
 
     def _send_with_page(
         self, kind: Message, number: int, membership: RankMembership, body: dict[str, Any]
-    ) -> ShortLane | None:
+    ) -> NodeLane | None:
         """Send news of an epoch, with the page of its short lane if it has one."""
         lane = membership.group.lanes.lane_of(body["epoch"])
         if lane is not None and self.no_lane:
@@ -257,7 +259,7 @@ class RankConnection:
         if not sent:
             self._want_write(self)
 
-    def pass_edge(self, number: int, body: dict[str, Any], epoch: Epoch) -> None:
+    def pass_edge(self, number: int, body: dict[str, Any], epoch: GroupEpoch) -> None:
         """Answer a rank at an edge: it goes on in this epoch; ``left`` where it is not in it."""
         membership = self.memberships.get(number)
         if membership is None:
@@ -278,7 +280,7 @@ class RankConnection:
                 view = {"number": number, **epoch.view(membership.session)}
                 self._send_with_page(Message.EPOCH, number, membership, view)
 
-    def _send(self, message: bytes, lane: ShortLane | None = None) -> bool:
+    def _send(self, message: bytes, lane: NodeLane | None = None) -> bool:
         """Send or keep a message, with the lock; return False if it waits for room.
 
         Args:
@@ -340,7 +342,7 @@ class RankConnection:
         self._on_gpus.clear()
         end()
 
-    def _try(self, message: bytes, lane: ShortLane | None) -> bool:
+    def _try(self, message: bytes, lane: NodeLane | None) -> bool:
         try:
             if lane is None:
                 self.socket.send(message, socket.MSG_DONTWAIT)

@@ -10,7 +10,7 @@ from typing import Any
 
 from allfold_agent.gpu.completions import FencePoller
 from allfold_agent.gpu.gpus import Gpus
-from allfold_agent.groups.epoch import Epoch
+from allfold_agent.groups.epoch import GroupEpoch
 from allfold_agent.local.deferred_calls import DeferredCalls, refuse, reject
 from allfold_agent.local.listener import Listener
 from allfold_agent.local.memberships import LONGEST_HOW, Memberships, Registrar, membership_of
@@ -138,7 +138,7 @@ class LocalServer:
             if group.waiting:
                 self._watch_deadlines()
             # A task of its own: the failure of one keeps no other group from its deadlines.
-            self._reactor.call(partial(group.check_deadlines, now))
+            self._reactor.call(partial(group.deadlines.check, now))
 
     # Messages
 
@@ -185,12 +185,12 @@ class LocalServer:
         self._watch_deadlines()
         group, session = membership.group, membership.session
         if isinstance(message, OpMessage):
-            group.submit(session, process, message.group, message, called)
+            group.calls.submit(session, process, message.group, message, called)
             return
         if called is not None:
             left = max(called + message.timeout - monotonic(), _LEAST_SECONDS)
             message = message._replace(timeout=left)
-        group.submit_message(session, process, message.group, message)
+        group.calls.submit_message(session, process, message.group, message)
 
     def _answer(self, process: RankConnection, data: bytes, descriptors: list[int]) -> None:
         """Serve a request; an error is the answer to it."""
@@ -226,7 +226,7 @@ class LocalServer:
             membership.group.wish_to_leave(membership.session)
         elif kind == Message.LOOK:
             membership = membership_of(process, body["number"], "of an op that it waits for")
-            membership.group.look(int(body["seq"]))
+            membership.group.lanes.look(int(body["seq"]))
             process.send(pack_taken(body["number"]))
         elif kind == Message.ABANDON:
             self._abandon(process, body)
@@ -262,7 +262,7 @@ class LocalServer:
         self._watch_deadlines()
         error = InvalidArgument(read_text(body["reason"])[:_LONGEST_REASON])
         call = read_text(body["call"])[:_LONGEST_REASON]
-        membership.group.abandon(membership.session, read_seq(body["seq"]), error, call=call)
+        membership.group.calls.abandon(membership.session, read_seq(body["seq"]), error, call=call)
 
     @staticmethod
     def _come_to_edge(process: RankConnection, body: dict[str, Any]) -> None:
@@ -270,7 +270,7 @@ class LocalServer:
         membership = membership_of(process, body["number"], "whose edge it has come to")
         seq, edge = int(body["seq"]), int(body["edge"])
 
-        def go_on(epoch: Epoch) -> None:
+        def go_on(epoch: GroupEpoch) -> None:
             process.pass_edge(body["number"], {"request": body["request"]}, epoch)
 
         membership.group.at_edge(membership.session, seq, edge, go_on)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any, Protocol
 
-from allfold_agent.groups.group import Group
+from allfold_agent.groups.group import NodeGroup
 from allfold_agent.membership import control_messages as messages
 from allfold_agent.membership.control_socket import (
     ControlRequests,
@@ -356,7 +356,7 @@ class NodeListener:
         self,
         terms: GroupTerms,
         witness: Witness,
-        groups: Callable[[], list[Group]],
+        groups: Callable[[], list[NodeGroup]],
         end_life: Callable[[str], None],
         draining: NodeDrain,
     ) -> None:
@@ -384,7 +384,7 @@ class NodeListener:
         return [_progress(group) for group in self._groups()]
 
 
-def _progress(group: Group) -> dict[str, Any]:
+def _progress(group: NodeGroup) -> dict[str, Any]:
     records = group.lanes.records
     records.harvest()  # now and then, as nobody else may look
     return {

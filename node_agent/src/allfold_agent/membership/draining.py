@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Literal
 
-from allfold_agent.groups.group import Group
+from allfold_agent.groups.group import NodeGroup
 from allfold_core.errors import NodeDraining
 from allfold_core.verdict import name_ranks
 
@@ -36,7 +36,7 @@ class NodeDrain:
     """
 
     def __init__(
-        self, node: str, groups: Callable[[], list[Group]], ask_ranks: Callable[[str], None]
+        self, node: str, groups: Callable[[], list[NodeGroup]], ask_ranks: Callable[[str], None]
     ) -> None:
         self.reason: str | None = None
         self._node = node
@@ -130,6 +130,6 @@ class NodeDrain:
         )
 
 
-def _ranks_here(group: Group) -> list[int]:
+def _ranks_here(group: NodeGroup) -> list[int]:
     seats = enumerate(group.current.record.seats)
     return [rank for rank, seat in seats if seat.node == group.node]

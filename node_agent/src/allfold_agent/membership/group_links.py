@@ -8,9 +8,8 @@ from contextlib import suppress
 from dataclasses import replace
 from time import monotonic
 
-from allfold_agent.groups.agreeing_group import AgreeingGroup
-from allfold_agent.groups.group import Group
-from allfold_agent.groups.registry import Registry
+from allfold_agent.groups.group import NodeGroup
+from allfold_agent.groups.registry import GroupRegistry
 from allfold_agent.membership.group_terms import EarlyNotices
 from allfold_agent.membership.link import LinkListener
 from allfold_agent.membership.links import PeerLinks
@@ -35,23 +34,23 @@ class GroupLinks(LinkListener):
             listens at its address any more.
     """
 
-    def __init__(self, node: str, links: PeerLinks, registry: Registry, notices: EarlyNotices):
+    def __init__(self, node: str, links: PeerLinks, registry: GroupRegistry, notices: EarlyNotices):
         self._node = node
         self._links = links
         self._registry = registry
         self._notices = notices
-        self._wanted: dict[AgreeingGroup, dict[str, str]] = {}  # node: incarnation
+        self._wanted: dict[NodeGroup, dict[str, str]] = {}  # node: incarnation
         self.on_link_down: Callable[[str], None] = lambda _: None
         links.listener = self
 
     # From groups, in any thread
 
-    def opened(self, group: Group) -> None:
+    def opened(self, group: NodeGroup) -> None:
         """Ask for links to all other nodes of a group."""
         self._wanted[group] = {}
         self.joined(group, [each for each in group.plan.members if each.node != self._node])
 
-    def joined(self, group: AgreeingGroup, members: Collection[Member]) -> None:
+    def joined(self, group: NodeGroup, members: Collection[Member]) -> None:
         """The group has these nodes from now on."""
         wanted = self._wanted.get(group)
         if wanted is None:
@@ -60,14 +59,14 @@ class GroupLinks(LinkListener):
             wanted[member.node] = member.incarnation
             self._links.want(member.node, member.data_address, member.incarnation)
 
-    def left_out(self, group: AgreeingGroup, nodes: Collection[str]) -> None:
+    def left_out(self, group: NodeGroup, nodes: Collection[str]) -> None:
         """The group goes on without these nodes."""
         wanted = self._wanted.get(group, {})
         for node in nodes:
             with suppress(KeyError):  # the end of the group was faster
                 self._links.unwant(node, wanted.pop(node))
 
-    def over(self, group: AgreeingGroup) -> None:
+    def over(self, group: NodeGroup) -> None:
         """The group needs its links no more."""
         self.left_out(group, list(self._wanted.get(group, ())))
         self._wanted.pop(group, None)
@@ -78,7 +77,7 @@ class GroupLinks(LinkListener):
 
     # In the reactor's thread
 
-    def missing(self, group: AgreeingGroup) -> Mapping[str, str]:
+    def missing(self, group: NodeGroup) -> Mapping[str, str]:
         """The nodes of a group's term that cannot be reached, each with a phrase that says so."""
         missing: dict[str, str] = {}
         now = monotonic()
@@ -121,7 +120,7 @@ class GroupLinks(LinkListener):
             ]
         return found
 
-    def _shared(self, node: str) -> Iterator[Group]:
+    def _shared(self, node: str) -> Iterator[NodeGroup]:
         for group in self._registry.all():
             if node in group.agreement.term.voters:
                 yield group
@@ -134,7 +133,7 @@ class GroupLinks(LinkListener):
         self.on_link_down(node)
 
     def on_message(self, node: str, message: GroupMessage) -> None:
-        def receive(group: Group) -> None:
+        def receive(group: NodeGroup) -> None:
             try:
                 group.receive(node, message)
             except FrameError as error:
@@ -158,7 +157,7 @@ class GroupLinks(LinkListener):
 
     def progress(self, node: str) -> Sequence[GroupProgress]:
         return [
-            GroupProgress(group.name, group.opening, *group.progress(node))
+            GroupProgress(group.name, group.opening, *group.runs.progress(node))
             for group in self._shared(node)
         ]
 
@@ -166,7 +165,7 @@ class GroupLinks(LinkListener):
         for each in progress:
             group = self._registry.look_for(each.group, each.opening, 0.0)
             if group is not None:
-                group.learn_progress(node, each.watermark, each.seq, each.digest)
+                group.runs.learn_progress(node, each.watermark, each.seq, each.digest)
 
     def floors(self, node: str) -> Sequence[Floor]:
         return [

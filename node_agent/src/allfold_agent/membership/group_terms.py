@@ -9,9 +9,9 @@ from functools import partial
 from time import monotonic
 from typing import Any, NamedTuple
 
-from allfold_agent.groups.group import Group
+from allfold_agent.groups.group import NodeGroup
 from allfold_agent.groups.outcomes import evicted
-from allfold_agent.groups.registry import LastTerm, Registry
+from allfold_agent.groups.registry import GroupRegistry, LastTerm
 from allfold_agent.runtime.locks import make_lock
 from allfold_agent.runtime.reactor import Reactor
 from allfold_core.protocol.frames import FrameError
@@ -20,7 +20,7 @@ MAX_KEPT = 1024
 # For as long as a plan may take on a node that is overloaded.
 _KEPT_SECONDS = 60.0
 
-Notice = Callable[[Group], None]
+Notice = Callable[[NodeGroup], None]
 
 
 class _Kept(NamedTuple):
@@ -38,7 +38,7 @@ class EarlyNotices:
     of them; the oldest go first. Those for groups that are over are dropped.
     """
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: GroupRegistry) -> None:
         self._registry = registry
         self._lock = make_lock("early notices")
         self._kept: deque[_Kept] = deque(maxlen=MAX_KEPT)
@@ -61,7 +61,7 @@ class EarlyNotices:
             notice(group)
         return not is_over
 
-    def opened(self, group: Group) -> None:
+    def opened(self, group: NodeGroup) -> None:
         """Apply what was kept for a group that has just opened."""
         now, key = monotonic(), (group.name, group.opening)
         with self._lock:
@@ -96,7 +96,7 @@ class GroupTerms:
         self,
         node: str,
         incarnation: Callable[[], str],
-        registry: Registry,
+        registry: GroupRegistry,
         notices: EarlyNotices,
         reactor: Reactor,
     ) -> None:
@@ -123,7 +123,7 @@ class GroupTerms:
         """
         return 0 if self._is_registering else self._generation
 
-    def opened(self, group: Group) -> None:
+    def opened(self, group: NodeGroup) -> None:
         """Tell a new group with which store this node has registered."""
         group.registered(self._generation)
 
@@ -138,7 +138,7 @@ class GroupTerms:
             for name, group in self._newest().items()
         )
 
-    def _newest(self) -> dict[str, Group]:
+    def _newest(self) -> dict[str, NodeGroup]:
         """The groups by name; of one name that which was opened last."""
         return {group.name: group for group in self._registry.all()}
 
@@ -235,7 +235,7 @@ class GroupTerms:
         return self._node in known.intersection(term["voters"])
 
     def _take(self, number: int, generation: int, name: str, record: Mapping[str, Any]) -> None:
-        def take(group: Group) -> None:
+        def take(group: NodeGroup) -> None:
             with self._lock:
                 if number != self._registrations:
                     return
@@ -271,7 +271,7 @@ def _follows(record: Mapping[str, Any], joined: int, last: LastTerm | None) -> b
     return is_new or joined > last.number
 
 
-def _is_forgotten(group: Group, newest: int) -> bool:
+def _is_forgotten(group: NodeGroup, newest: int) -> bool:
     """Return True if a group has ranks here, although a later opening of its name is known.
 
     A name is opened anew once no rank is known in it: a store has lost those of this opening, and

@@ -13,7 +13,7 @@ from typing import Annotated
 from pydantic import BaseModel, Field
 
 from allfold_agent.edges.link_probe import MeasuredLink, worse
-from allfold_agent.groups.group import Group
+from allfold_agent.groups.group import NodeGroup
 from allfold_agent.membership.orchestrator_client import (
     Forgotten,
     OrchestratorClient,
@@ -71,7 +71,7 @@ class NodeRegistration:
         client: OrchestratorClient,
         node: str,
         identify: Callable[[], Identity],
-        groups: Callable[[], list[Group]],
+        groups: Callable[[], list[NodeGroup]],
         probe: Callable[[str], MeasuredLink],
     ) -> None:
         self.node = node

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import time
 
-from allfold_agent.groups.group import Group
+from allfold_agent.groups.group import NodeGroup
 from allfold_agent.groups.outcomes import FailedOp
 from allfold_agent.observation.incidents import Incidents
 from allfold_core.errors import MismatchError, PeerLost, ServiceError
@@ -26,7 +26,7 @@ class ExitObserver:
         self._incidents = incidents
         self._killed = _killed_for_memory()
 
-    def rank_ended(self, group: Group, session: str, how: str) -> None:
+    def rank_ended(self, group: NodeGroup, session: str, how: str) -> None:
         """Report a rank that has ended without leaving the group first.
 
         An exception of Allfold itself is the consequence of something else, which has its incident.
@@ -66,7 +66,7 @@ class ExitObserver:
 class FailureObserver:
     """Reports what ops of one group have failed of, where this node is to do it."""
 
-    def __init__(self, group: Group, incidents: Incidents) -> None:
+    def __init__(self, group: NodeGroup, incidents: Incidents) -> None:
         self._group = group
         self._incidents = incidents
         self._departed: set[str] = set()  # the sessions that were reported as gone

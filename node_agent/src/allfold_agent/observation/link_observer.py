@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from time import monotonic
 from typing import Any
 
-from allfold_agent.groups.group import Group
+from allfold_agent.groups.group import NodeGroup
 from allfold_agent.observation.incidents import Incidents
 from allfold_agent.runtime.locks import make_lock
 from allfold_agent.runtime.tunnels import crosses_a_wire
@@ -26,7 +26,7 @@ _U32 = struct.Struct("=I")
 _U64 = struct.Struct("=Q")
 
 
-def sending(group: Group) -> Iterator[tuple[str, socket.socket]]:
+def sending(group: NodeGroup) -> Iterator[tuple[str, socket.socket]]:
     """Yield the open connections on which a group sends, each with the node at its other end."""
     for edges in (group.edges, group.p2p.edges, group.lanes):
         yield from edges.sending()
@@ -91,7 +91,7 @@ _NEWS_SECONDS = 1.0
 class LinkObserver:
     """Watches what one group sends over TCP."""
 
-    def __init__(self, group: Group, incidents: Incidents) -> None:
+    def __init__(self, group: NodeGroup, incidents: Incidents) -> None:
         self._group = group
         self._incidents = incidents
         self._watches: dict[socket.socket, ConnectionWatch] = {}

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
-from allfold_agent.groups.epoch import Epoch
-from allfold_agent.groups.group import Group
+from allfold_agent.groups.epoch import GroupEpoch
+from allfold_agent.groups.group import NodeGroup
 from allfold_agent.p2p.messages import PendingCall
 from allfold_core.mailbox import ANY_SOURCE
 from allfold_core.protocol.peer_link import LinkMessageType
@@ -66,7 +66,7 @@ class _MessageWait:
 class MessageWaits:
     """The sends and receives of one group that wait for ranks of this node."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: NodeGroup) -> None:
         self._group = group
         self._told: dict[str, tuple[list[_MessageWait], float]] = {}  # by node, and when it said so
 
@@ -176,7 +176,7 @@ class MessageWaits:
         return plan.members[plan.index_of_rank(rank)].node
 
 
-def _number(epoch: Epoch, seat: int) -> int | None:
+def _number(epoch: GroupEpoch, seat: int) -> int | None:
     """Return the rank of a seat, ``None`` if it is gone or has just come."""
     return epoch.seats.index(seat) if seat in epoch.seats else None
 

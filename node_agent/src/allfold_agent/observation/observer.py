@@ -13,7 +13,7 @@ from threading import Event, Thread
 from time import monotonic, time
 from typing import Any
 
-from allfold_agent.groups.group import Group
+from allfold_agent.groups.group import NodeGroup
 from allfold_agent.observation.failures import FailureObserver
 from allfold_agent.observation.incidents import Incidents
 from allfold_agent.observation.link_observer import LinkObserver
@@ -38,7 +38,7 @@ class GroupObserver:
         now: monotonic.
     """
 
-    def __init__(self, group: Group, incidents: Incidents, now: float) -> None:
+    def __init__(self, group: NodeGroup, incidents: Incidents, now: float) -> None:
         self._group = group
         self._incidents = incidents
         self._news: deque[tuple[str, dict[str, Any]]] = deque(maxlen=_MOST_NEWS)
@@ -148,14 +148,14 @@ class Observer:
     """
 
     def __init__(
-        self, groups: Callable[[], list[Group]], pids: Callable[[], Pids], incidents: Incidents
+        self, groups: Callable[[], list[NodeGroup]], pids: Callable[[], Pids], incidents: Incidents
     ) -> None:
         self._groups = groups
         self._pids = pids
         self._incidents = incidents
-        self._observers: dict[Group, GroupObserver] = {}
-        self._failing: dict[Group, float] = {}  # since when
-        self._opened: deque[Group] = deque()  # since the last look
+        self._observers: dict[NodeGroup, GroupObserver] = {}
+        self._failing: dict[NodeGroup, float] = {}  # since when
+        self._opened: deque[NodeGroup] = deque()  # since the last look
         self._stopping = Event()
         self._thread = Thread(target=self._run, name="allfold-observer", daemon=True)
 
@@ -169,7 +169,7 @@ class Observer:
         if self._thread.is_alive():
             self._thread.join(timeout=2.0)
 
-    def opened(self, group: Group) -> None:
+    def opened(self, group: NodeGroup) -> None:
         """Look at a group that may be over before the next look. From any thread."""
         self._opened.append(group)
 
@@ -211,7 +211,7 @@ class Observer:
             self._observers.pop(group).close(wall)
         self._incidents.repeat(now)
 
-    def _look_at(self, group: Group, now: float, wall: float, pids: Pids) -> None:
+    def _look_at(self, group: NodeGroup, now: float, wall: float, pids: Pids) -> None:
         """Look at one group; where that fails, the others are looked at all the same."""
         try:
             observer = self._observers.get(group)

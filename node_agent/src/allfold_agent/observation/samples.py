@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from allfold_agent.groups.flight_recorder import OpRecord
-from allfold_agent.groups.group import Group
+from allfold_agent.groups.group import NodeGroup
 from allfold_core.agent_answers import Sample
 from allfold_core.diagnosis.stragglers import OwnTime
 
@@ -56,7 +56,7 @@ class GroupSampler:
         samples: one per second, the newest last, in the form of ``GET /v1/history``.
     """
 
-    def __init__(self, group: Group, now: float) -> None:
+    def __init__(self, group: NodeGroup, now: float) -> None:
         self.samples: deque[Sample] = deque(maxlen=SAMPLES_KEPT)
         self._group = group
         self._last: OpRecord | None = None  # the newest that was read

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from allfold_agent.groups.group import Group
+from allfold_agent.groups.group import NodeGroup
 from allfold_agent.observation.incidents import Incidents
 from allfold_agent.observation.processes import look_at
 from allfold_agent.observation.samples import GroupSampler
@@ -27,7 +27,7 @@ class SpeedObserver:
     """
 
     def __init__(
-        self, group: Group, incidents: Incidents, sampler: GroupSampler, now: float
+        self, group: NodeGroup, incidents: Incidents, sampler: GroupSampler, now: float
     ) -> None:
         self._group = group
         self._incidents = incidents

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
 
-from allfold_agent.groups.group import Group
-from allfold_agent.groups.standstill import WaitingOp, waiting_ops
+from allfold_agent.groups.deadlines import WaitingOp, waiting_ops
+from allfold_agent.groups.group import NodeGroup
 from allfold_agent.observation.incidents import Incidents
 from allfold_agent.observation.message_waits import MessageWaits, Wait
 from allfold_agent.observation.processes import look_at, stacks_of
@@ -46,7 +46,7 @@ class _Suspect:
 class WaitObserver:
     """Watches what the ops of one group wait for on this node."""
 
-    def __init__(self, group: Group, incidents: Incidents, sampler: GroupSampler) -> None:
+    def __init__(self, group: NodeGroup, incidents: Incidents, sampler: GroupSampler) -> None:
         self._group = group
         self._incidents = incidents
         self._sampler = sampler
