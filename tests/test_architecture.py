@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from allfold_core.wire.frames import FrameType
-from allfold_core.wire.local_wire import Message
-from allfold_core.wire.peer_link import LinkMessageType
+from allfold_core.protocol.frames import FrameType
+from allfold_core.protocol.peer_link import LinkMessageType
+from allfold_core.protocol.rank_messages import Message
 from tools.pages import DOCS, ROOT
 
 ARCHITECTURE, PROTOCOL, THREADS = (

@@ -17,7 +17,7 @@ from allfold.cli._doctor.findings import Diagnosis
 from allfold.cli._report import StatusReport
 from allfold.cli._top.snapshot import Look
 from allfold_agent import data_port
-from allfold_core.codecs import Wire
+from allfold_core.dtypes import Wire
 from allfold_core.errors import error_classes
 from allfold_core.incident import Cause
 from allfold_core.schedules import registry

@@ -15,11 +15,10 @@ from typing import Any
 
 from allfold_agent.runtime.locks import ORDER
 from allfold_core import operations
-from allfold_core.codecs import Wire
-from allfold_core.dtypes import DType
+from allfold_core.dtypes import DType, Wire
 from allfold_core.operations import Kind, ReduceOp
+from allfold_core.protocol import frames, peer_link, rank_messages
 from allfold_core.short_lane import page
-from allfold_core.wire import frames, local_wire, peer_link
 from tools.pages import ROOT, Blocks, markdown, table
 
 SIZES = {"B": 1, "H": 2, "I": 4, "i": 4, "Q": 8, "q": 8, "d": 8, "x": 1}
@@ -120,28 +119,28 @@ def link_group() -> str:
 
 def op_message() -> str:
     names = ["type, 9", "group", "seq", "timeout", "source segment", "target segment"]
-    return layout(local_wire._OP, [*names, "source offset", "target offset", "fence", "view"])
+    return layout(rank_messages._OP, [*names, "source offset", "target offset", "fence", "view"])
 
 
 def p2p_message() -> str:
     names = ["type, 12 or 13", "dtype", "group", "seq", "timeout", "peer", "segment", "tag"]
     return layout(
-        local_wire._PAIR, [*names, "offset", "nbytes", "fence", "view", "width of an alias"]
+        rank_messages._PAIR, [*names, "offset", "nbytes", "fence", "view", "width of an alias"]
     )
 
 
 def fence() -> str:
-    return layout(local_wire._FENCE, ["segment", "value", "offset"])
+    return layout(rank_messages._FENCE, ["segment", "value", "offset"])
 
 
 def outcome() -> str:
     return layout(
-        local_wire.OUTCOME, ["type, 10 or 11", "group", "seq", "epoch", "participants", "edge"]
+        rank_messages.OUTCOME, ["type, 10 or 11", "group", "seq", "epoch", "participants", "edge"]
     )
 
 
 def segment() -> str:
-    return layout(local_wire.SEGMENT, ["type, 3", "number", "size"])
+    return layout(rank_messages.SEGMENT, ["type, 3", "number", "size"])
 
 
 def post() -> str:

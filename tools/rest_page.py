@@ -9,7 +9,7 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any, cast
 
-from allfold_agent.agent import Agent
+from allfold_agent.agent import NodeAgent
 from allfold_agent.control.app import make_app
 from allfold_agent.settings import AgentSettings
 from allfold_orchestrator.http.app import create_app
@@ -31,7 +31,7 @@ def orchestrator() -> Json:
 def agent() -> Json:
     """The document of an agent's control port."""
     of_nobody = SimpleNamespace(settings=AgentSettings(token="secret"))
-    return make_app(cast(Agent, of_nobody)).openapi()
+    return make_app(cast(NodeAgent, of_nobody)).openapi()
 
 
 def orchestrator_routes() -> str:

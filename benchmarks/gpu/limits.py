@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from allfold_agent.gpu.completions import FencePoller
-from allfold_agent.gpu.device import Device, find
+from allfold_agent.gpu.device import GpuDevice, find
 from allfold_agent.gpu.kernels import Variant
 from allfold_core.dtypes import DType
 from allfold_core.operations import ReduceOp
@@ -39,7 +39,7 @@ def measure(ranks: int) -> list[dict[str, Any]]:
     poller = FencePoller("benchmark")
     try:
         with torch.cuda.device(0):
-            device = Device(find()[0], poller)
+            device = GpuDevice(find()[0], poller)
             rows = [_copy()]
             for dtype in ("float32", "bfloat16"):
                 rows += _folds(device, dtype, ranks)
@@ -55,7 +55,7 @@ def _copy() -> dict[str, Any]:
     return _row("copy", seconds, 2 * _SIZE, int((target != source).sum()))
 
 
-def _folds(device: Device, dtype: str, ranks: int) -> Iterator[dict[str, Any]]:
+def _folds(device: GpuDevice, dtype: str, ranks: int) -> Iterator[dict[str, Any]]:
     kind = DType.from_label(dtype)
     variant = Variant(kind, DType.FLOAT32, kind, ReduceOp.SUM, ranks)
     inputs = [_numbers(dtype, rank) for rank in range(ranks)]

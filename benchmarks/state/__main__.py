@@ -13,7 +13,7 @@ from pathlib import Path
 from allfold_cluster import Cluster
 from allfold_cluster.processes import Child, stop_all, wait_for
 from allfold_core.errors import AllfoldError
-from allfold_core.wire.state_wire import BLOCK_BYTES
+from allfold_core.protocol.state_blocks import BLOCK_BYTES
 from benchmarks import machine
 from benchmarks.children import environment, python
 from benchmarks.errors import BenchmarkFailed

@@ -17,7 +17,7 @@ import numpy as np
 
 import allfold
 from allfold._state.transfer import StateTransfer
-from allfold_core.wire.state_wire import BLOCK_BYTES, Block
+from allfold_core.protocol.state_blocks import BLOCK_BYTES, StateBlock
 
 STEP = 7
 
@@ -106,7 +106,7 @@ def _die_after(blocks: int) -> None:
     served = 0
     give_back = StateTransfer.give_back
 
-    def count(self: StateTransfer, block: Block) -> None:
+    def count(self: StateTransfer, block: StateBlock) -> None:
         nonlocal served
         served += block.nbytes == BLOCK_BYTES
         if served > blocks:

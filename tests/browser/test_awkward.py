@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Page, Route, expect
 
 from allfold_orchestrator.observation.agents import AgentAnswer
-from allfold_orchestrator.observation.overview import Facts, picture
+from allfold_orchestrator.observation.overview import OverviewFacts, picture
 from allfold_orchestrator.observation.series import Series
 from tests.browser.pages import OpenPage, headline, section
 from tests.orchestrator.observations import group_view, node_view, status_of
@@ -31,7 +31,7 @@ def answering(page: Page, services: Services, **made: Any) -> None:
     """Let the orchestrator answer with this overview."""
     series = Series()
     at = time.time()
-    facts = Facts(**{"at": at, "answers": {}, "incidents": [], **made})
+    facts = OverviewFacts(**{"at": at, "answers": {}, "incidents": [], **made})
     body = json.dumps(picture(facts, series).to_dict(series, 0.0))
 
     def answer(route: Route) -> None:

@@ -17,7 +17,7 @@ from allfold._arena import GRANULE, ArenaBlock
 from allfold._cuda.gpu import AgentAccess, Gpu
 from allfold._cuda.memory import PinnedMemory
 from allfold_core.errors import GpuFailed, InvalidArgument
-from allfold_core.wire.local_wire import FENCE_WORD, Fence
+from allfold_core.protocol.rank_messages import FENCE_WORD, Fence
 
 with suppress(ImportError):  # each test says that it needs them
     from cuda.bindings import driver

@@ -21,7 +21,7 @@ from allfold._cuda.gpu import CudaArray, Gpu, empty
 from allfold._cuda.memory import DeviceMemory, PinnedMemory
 from allfold._staging.cuda import CudaStaged
 from allfold_core.errors import AllfoldError, ArenaExhausted, InvalidArgument
-from allfold_core.wire.local_wire import Fence
+from allfold_core.protocol.rank_messages import Fence
 from tests.client_sdk.cuda_arena_gpu import (
     FIRST,
     SECONDS,

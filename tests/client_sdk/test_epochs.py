@@ -13,7 +13,7 @@ import pytest
 
 import allfold
 from allfold_core.errors import AgentLost, InvalidArgument, PeerLost, PeerMissing
-from allfold_core.wire.local_wire import MAX_MESSAGE, P2PMessage
+from allfold_core.protocol.rank_messages import MAX_MESSAGE, P2PMessage
 from tests.support.fakes.fake_agent import FakeAgent
 from tests.support.waiting import wait_until
 

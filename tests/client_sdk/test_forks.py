@@ -15,7 +15,7 @@ import pytest
 
 import allfold
 from allfold_core.errors import InvalidArgument
-from allfold_core.wire.local_wire import MAX_MESSAGE
+from allfold_core.protocol.rank_messages import MAX_MESSAGE
 from tests.support.fakes.fake_agent import FakeAgent
 
 # Its child outlives it, as a worker of a data loader may.

@@ -14,7 +14,7 @@ import pytest
 import allfold
 from allfold._registry import registry
 from allfold_core.errors import AgentLost, PeerLost, RegisterNotFirstOperation
-from allfold_core.wire.local_wire import Message
+from allfold_core.protocol.rank_messages import Message
 from tests.support.fakes.fake_agent import FakeAgent
 from tests.support.fakes.page_ranks import Ranks, ranks
 from tests.support.waiting import wait_until

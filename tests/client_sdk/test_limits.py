@@ -11,7 +11,13 @@ import pytest
 
 import allfold
 from allfold_core.errors import InvalidArgument
-from allfold_core.wire.local_wire import MAX_MESSAGE, MAX_OPEN_OPS, Message, OpMessage, Outcome
+from allfold_core.protocol.rank_messages import (
+    MAX_MESSAGE,
+    MAX_OPEN_OPS,
+    Message,
+    OpMessage,
+    Outcome,
+)
 from tests.support.fakes.fake_agent import FakeAgent
 
 

@@ -23,7 +23,7 @@ from allfold_core.errors import (
     MultipleUnregister,
     PeerMissing,
 )
-from allfold_core.wire.local_wire import MAX_MESSAGE, Message, OpMessage, Outcome
+from allfold_core.protocol.rank_messages import MAX_MESSAGE, Message, OpMessage, Outcome
 from tests.support.fakes.fake_agent import FakeAgent
 
 LONG = 60.0

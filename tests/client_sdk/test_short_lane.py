@@ -15,8 +15,8 @@ import allfold
 from allfold_core.dtypes import DType
 from allfold_core.errors import AgentLost, MismatchError, PeerMissing
 from allfold_core.operations import AUTO, Fingerprint, Kind, ReduceOp
+from allfold_core.protocol.rank_messages import Message, Outcome
 from allfold_core.short_lane.page import FIRST, HELD, NEVER
-from allfold_core.wire.local_wire import Message, Outcome
 from tests.support.fakes.page_ranks import Ranks, ranks
 from tests.support.waiting import wait_until
 

@@ -16,7 +16,7 @@ from allfold._state.image import Image
 from allfold._state.transfer import StateLanding
 from allfold._state.tree import Flattened, unflatten
 from allfold_core.errors import InvalidArgument, PeerSentIncoherentTensor
-from allfold_core.wire.state_wire import BLOCK_BYTES, Block, spans
+from allfold_core.protocol.state_blocks import BLOCK_BYTES, StateBlock, spans
 
 
 def give(source: allfold.State, target: allfold.State) -> None:
@@ -326,8 +326,8 @@ def test_layouts_are_the_same_for_other_values_and_differ_for_other_forms() -> N
 
 
 def test_a_block_is_what_it_was_before_it_was_packed() -> None:
-    block = Block(1 << 40, BLOCK_BYTES, 7)
-    assert Block.unpack(block.pack()) == block
+    block = StateBlock(1 << 40, BLOCK_BYTES, 7)
+    assert StateBlock.unpack(block.pack()) == block
     for wrong in (b"", block.pack() + b"0", b"\1" + block.pack()[1:]):
         with pytest.raises(ValueError, match="a block has"):
-            Block.unpack(wrong)
+            StateBlock.unpack(wrong)

@@ -13,7 +13,7 @@ import pytest
 import allfold
 from allfold._work import wait_for_any
 from allfold_core.errors import PeerLost, PeerMissing, from_dict
-from allfold_core.wire.local_wire import MAX_MESSAGE, OpMessage
+from allfold_core.protocol.rank_messages import MAX_MESSAGE, OpMessage
 from tests.support.fakes.fake_agent import FakeAgent
 from tests.support.waiting import wait_until
 

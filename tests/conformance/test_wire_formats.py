@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from allfold_core.codecs import INT8_BLOCK
+from allfold_core.dtypes import INT8_BLOCK
 from allfold_core.errors import InvalidArgument, MismatchError
 from allfold_core.operations import Kind
 from allfold_core.schedules.registry import STRATEGIES, strategies_for

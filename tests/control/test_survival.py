@@ -21,10 +21,10 @@ from allfold_control.survival import (
     pack,
     unpack,
 )
-from allfold_core.codecs import Wire
-from allfold_core.dtypes import DType
+from allfold_core.dtypes import DType, Wire
 from allfold_core.errors import GpuFailed, PeerLost
 from allfold_core.operations import Fingerprint, Kind, ReduceOp
+from allfold_core.protocol.frames import FrameError
 from allfold_core.survival.judge import packed
 from allfold_core.survival.records import NO_EPOCH, Epoch, Seat, Stamp, Term
 from allfold_core.survival.reports import (
@@ -41,7 +41,6 @@ from allfold_core.survival.reports import (
     Wishes,
 )
 from allfold_core.topology import AS_OPENED, Layout, Member, SlowLink
-from allfold_core.wire.frames import FrameError
 
 ERROR = packed(PeerLost("rank 3 on node b ended", group="g", ranks=[3]))
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allfold_core.codecs import INT8_BLOCK, Wire
-from allfold_core.dtypes import DType
+from allfold_core.dtypes import INT8_BLOCK, DType, Wire
 
 LOSSY = [wire for wire in Wire if wire is not Wire.NATIVE]
 REAL = (DType.FLOAT32, DType.FLOAT64)

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allfold_core.codecs import Wire
-from allfold_core.dtypes import Alias, DType
+from allfold_core.dtypes import Alias, DType, Wire
 from allfold_core.operations import MAX_STRATEGY_LABEL, Fingerprint, Kind, ReduceOp
 from allfold_core.schedules.registry import parse_strategy, strategies_for
 from tests.core.cases import aliases

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from allfold_core.in_flight import (
-    Membership,
+    GroupMembers,
     MissingRank,
     activity,
     kept_results,
@@ -123,8 +123,8 @@ def test_a_membership_is_that_of_the_newest_epoch_and_says_why_it_has_come() -> 
         agent("a", {0: 1}, opening=7, epoch=0),
     ]
     assert memberships(statuses) == [
-        Membership("dp", 5, 2, 5, ("older", lost, evicted)),
-        Membership("dp", 7, 0, 7, ()),
+        GroupMembers("dp", 5, 2, 5, ("older", lost, evicted)),
+        GroupMembers("dp", 7, 0, 7, ()),
     ]
 
 

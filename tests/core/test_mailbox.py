@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allfold_core.dtypes import Alias, DType
-from allfold_core.mailbox import ANY_SOURCE, Envelope, Mailbox, Wanted
+from allfold_core.mailbox import ANY_SOURCE, Envelope, Mailbox, WantedMessage
 from tests.core.cases import aliases
 
 RANKS = st.integers(0, 2)
@@ -27,7 +27,7 @@ class Model:
     """The rules, one after the other: every receive in turn looks through all messages in turn."""
 
     messages: list[tuple[int, Envelope]] = field(default_factory=list)
-    receives: list[tuple[int, Wanted]] = field(default_factory=list)
+    receives: list[tuple[int, WantedMessage]] = field(default_factory=list)
 
     def meet(self) -> tuple[int, int] | None:
         for receive, wanted in self.receives:
@@ -67,7 +67,7 @@ def test_messages_and_receives_meet_as_the_rules_say(actions: list[Action]) -> N
             receive = mailbox.arrive(sent, number)
             met = None if receive is None else (number, number_of(tokens, receive))
         elif action == "receive":
-            wanted = Wanted(*about)
+            wanted = WantedMessage(*about)
             tokens[number] = object()
             model.receives.append((number, wanted))
             message = mailbox.receive(wanted, tokens[number])
@@ -90,16 +90,16 @@ def test_what_was_sent_first_is_received_first_and_tags_keep_apart() -> None:
     mailbox: Mailbox[str, str] = Mailbox()
     for name, tag in (("a", 1), ("b", 2), ("c", 1)):
         assert mailbox.arrive(envelope(5, tag), name) is None
-    assert mailbox.receive(Wanted(5, 0, 2), "first") == "b"
-    assert mailbox.receive(Wanted(ANY_SOURCE, 0, 1), "second") == "a"
-    assert mailbox.receive(Wanted(5, 0, 1), "third") == "c"
-    assert mailbox.receive(Wanted(5, 0, 1), "fourth") is None
+    assert mailbox.receive(WantedMessage(5, 0, 2), "first") == "b"
+    assert mailbox.receive(WantedMessage(ANY_SOURCE, 0, 1), "second") == "a"
+    assert mailbox.receive(WantedMessage(5, 0, 1), "third") == "c"
+    assert mailbox.receive(WantedMessage(5, 0, 1), "fourth") is None
 
 
 def test_the_oldest_receive_that_fits_gets_a_message() -> None:
     mailbox: Mailbox[str, str] = Mailbox()
     for name, source in (("of 4", 4), ("of any", ANY_SOURCE), ("of 5", 5)):
-        assert mailbox.receive(Wanted(source, 0, 0), name) is None
+        assert mailbox.receive(WantedMessage(source, 0, 0), name) is None
     assert mailbox.arrive(envelope(5), "a") == "of any"
     assert mailbox.arrive(envelope(5), "b") == "of 5"
     assert mailbox.arrive(envelope(5), "c") is None
@@ -107,7 +107,7 @@ def test_the_oldest_receive_that_fits_gets_a_message() -> None:
 
 def test_ranks_of_one_node_have_their_own_mail() -> None:
     mailbox: Mailbox[str, str] = Mailbox()
-    assert mailbox.receive(Wanted(ANY_SOURCE, 1, 0), "of rank 1") is None
+    assert mailbox.receive(WantedMessage(ANY_SOURCE, 1, 0), "of rank 1") is None
     assert mailbox.arrive(envelope(5, target=2), "for rank 2") is None
     assert mailbox.arrive(envelope(5, target=1), "for rank 1") == "of rank 1"
 
@@ -153,7 +153,7 @@ def test_a_message_is_shown_with_the_type_and_number_of_its_elements() -> None:
 def test_a_receive_that_comes_back_gets_its_place_among_the_others_again() -> None:
     mailbox: Mailbox[str, int] = Mailbox()
     for age in (2, 3, 1):
-        assert mailbox.receive(Wanted(ANY_SOURCE, 0, 1), age) is None
+        assert mailbox.receive(WantedMessage(ANY_SOURCE, 0, 1), age) is None
     mailbox.sort_receives(0, float)
     assert [mailbox.arrive(envelope(5, 1), "a") for _ in range(3)] == [1, 2, 3]
 
@@ -161,6 +161,6 @@ def test_a_receive_that_comes_back_gets_its_place_among_the_others_again() -> No
 def test_receives_that_are_cancelled_are_returned() -> None:
     mailbox: Mailbox[str, str] = Mailbox()
     for name, source in (("one", 4), ("other", 5)):
-        assert mailbox.receive(Wanted(source, 0, 1), name) is None
+        assert mailbox.receive(WantedMessage(source, 0, 1), name) is None
     assert mailbox.cancel_if("one".__eq__) == ["one"]
     assert mailbox.cancel_if("one".__eq__) == []

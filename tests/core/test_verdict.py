@@ -9,14 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allfold_core.codecs import Wire
-from allfold_core.dtypes import DType
+from allfold_core.dtypes import DType, Wire
 from allfold_core.group_options import GroupOptions
 from allfold_core.operations import Fingerprint, Kind, ReduceOp
 from allfold_core.plan import Plan
 from allfold_core.topology import LinkModel, Member
 from allfold_core.verdict import (
-    Evidence,
+    OpEvidence,
     counted,
     judge_deadline,
     judge_mismatch,
@@ -41,13 +40,13 @@ def test_what_there_is_one_of_is_counted_in_the_singular() -> None:
 
 
 def test_equal_calls_are_no_mismatch() -> None:
-    assert judge_mismatch(GROUP, NODES, Evidence(3, {0: call(4), 2: call(4)}, {})) is None
-    assert judge_mismatch(GROUP, NODES, Evidence(3, {}, {})) is None
+    assert judge_mismatch(GROUP, NODES, OpEvidence(3, {0: call(4), 2: call(4)}, {})) is None
+    assert judge_mismatch(GROUP, NODES, OpEvidence(3, {}, {})) is None
 
 
 def test_the_minority_is_the_odd_side() -> None:
     calls = {0: call(1436), 1: call(1435), 2: call(1436), 3: call(1436)}
-    error = judge_mismatch(GROUP, NODES, Evidence(3, calls, {}))
+    error = judge_mismatch(GROUP, NODES, OpEvidence(3, calls, {}))
     assert error is not None
     assert error.details["odd_ranks"] == [1]
     assert "rank 1 (node a) called all_reduce(sum, float32[1435])" in error.message
@@ -56,7 +55,9 @@ def test_the_minority_is_the_odd_side() -> None:
 
 
 def test_in_a_tie_the_side_of_the_lowest_rank_is_expected() -> None:
-    error = judge_mismatch(GROUP, NODES, Evidence(0, {1: call(2, op=ReduceOp.MAX), 3: call(2)}, {}))
+    error = judge_mismatch(
+        GROUP, NODES, OpEvidence(0, {1: call(2, op=ReduceOp.MAX), 3: call(2)}, {})
+    )
     assert error is not None
     assert error.details["odd_ranks"] == [3]
     assert "differs in reduce_op" in error.message
@@ -64,7 +65,7 @@ def test_in_a_tie_the_side_of_the_lowest_rank_is_expected() -> None:
 
 def test_three_sides_are_all_shown() -> None:
     calls = {0: call(1), 1: call(1), 2: call(2), 3: call(3)}
-    error = judge_mismatch(GROUP, NODES, Evidence(0, calls, {}))
+    error = judge_mismatch(GROUP, NODES, OpEvidence(0, calls, {}))
     assert error is not None
     assert error.details["odd_ranks"] == [2, 3]
     assert all(text in error.message for text in ("float32[1]", "float32[2]", "float32[3]"))
@@ -85,7 +86,7 @@ def test_whatever_differs_is_named(change: dict[str, Any], field: str, shown: st
     counts = (1, 2, 3, 4) if kind.has_blocks else ()
     right = replace(call(8, op=ReduceOp.PREMUL_SUM), kind=kind, factor=0.25, counts=counts)
     calls = {0: right, 1: right, 2: replace(right, **change), 3: right}
-    error = judge_mismatch(GROUP, NODES, Evidence(3, calls, {}))
+    error = judge_mismatch(GROUP, NODES, OpEvidence(3, calls, {}))
     assert error is not None
     assert error.details["odd_ranks"] == [2]
     assert f"which differs in {field};" in error.message
@@ -108,7 +109,7 @@ def test_an_all_to_all_whose_pairs_agree_is_no_mismatch(
 ) -> None:
     calls = {rank: exchange(rank, matrix) for rank in present}
     assert unmatched_pair(calls) is None
-    assert judge_mismatch(GROUP, NODES, Evidence(3, calls, {})) is None
+    assert judge_mismatch(GROUP, NODES, OpEvidence(3, calls, {})) is None
 
 
 @given(matrix=matrices, giver=st.integers(0, 3), taker=st.integers(0, 3), more=st.integers(1, 5))
@@ -121,7 +122,7 @@ def test_an_all_to_all_whose_pair_disagrees_names_both_ranks(
     counts[4 + giver] += more
     calls[taker] = replace(calls[taker], counts=tuple(counts))
     assert unmatched_pair(calls) == (giver, taker)
-    error = judge_mismatch(GROUP, NODES, Evidence(3, calls, {}))
+    error = judge_mismatch(GROUP, NODES, OpEvidence(3, calls, {}))
     assert error is not None
     assert error.details["odd_ranks"] == sorted({giver, taker})
     sent = matrix[giver][taker]
@@ -145,14 +146,14 @@ def test_of_an_all_to_all_what_all_must_agree_on_comes_before_the_pairs() -> Non
     """The ranks of another type are odd, whatever sizes they have."""
     calls = {rank: exchange(rank, [[1] * 4] * 4) for rank in range(4)}
     calls[1] = exchange(1, [[5] * 4] * 4, DType.FLOAT64)
-    error = judge_mismatch(GROUP, NODES, Evidence(3, calls, {}))
+    error = judge_mismatch(GROUP, NODES, OpEvidence(3, calls, {}))
     assert error is not None
     assert error.details["odd_ranks"] == [1]
     assert "which differs in dtype;" in error.message
 
 
 def test_a_missed_deadline_names_the_missing_rank_its_node_and_its_last_op() -> None:
-    evidence = Evidence(7, dict.fromkeys((0, 1, 2), call(4)), {3: 6})
+    evidence = OpEvidence(7, dict.fromkeys((0, 1, 2), call(4)), {3: 6})
     error = judge_deadline(GROUP, NODES, evidence, 1.5)
     assert error.details["missing_ranks"] == [3]
     assert "timed out after its timeout of 1.5 s" in error.message
@@ -160,25 +161,25 @@ def test_a_missed_deadline_names_the_missing_rank_its_node_and_its_last_op() -> 
 
 
 def test_a_rank_that_never_called_anything_is_said_to_be_so() -> None:
-    error = judge_deadline(GROUP, NODES, Evidence(0, {0: call(4)}, {1: -1, 2: -1, 3: -1}), 1.0)
+    error = judge_deadline(GROUP, NODES, OpEvidence(0, {0: call(4)}, {1: -1, 2: -1, 3: -1}), 1.0)
     assert "rank 1 on node a has not called it (it has called no op yet)" in error.message
 
 
 def test_a_silent_node_is_told_apart_from_a_late_rank() -> None:
-    error = judge_deadline(GROUP, NODES, Evidence(0, {0: call(4), 1: call(4)}, {}, ("b",)), 1.0)
+    error = judge_deadline(GROUP, NODES, OpEvidence(0, {0: call(4), 1: call(4)}, {}, ("b",)), 1.0)
     assert "rank 2 on node b is unknown, its agent does not answer" in error.message
     assert error.details["silent_nodes"] == ["b"]
 
 
 def test_when_all_have_called_the_links_are_to_blame() -> None:
-    error = judge_deadline(GROUP, NODES, Evidence(0, dict.fromkeys(range(4), call(4)), {}), 1.0)
+    error = judge_deadline(GROUP, NODES, OpEvidence(0, dict.fromkeys(range(4), call(4)), {}), 1.0)
     assert error.details["missing_ranks"] == []
     assert "the data did not arrive in time" in error.message
 
 
 def test_what_a_missing_rank_does_instead_is_said_where_it_is_known() -> None:
     hindered = {3: "its process is stopped by a signal (SIGSTOP)"}
-    evidence = Evidence(7, dict.fromkeys((0, 1, 2), call(4)), {3: 6}, hindered=hindered)
+    evidence = OpEvidence(7, dict.fromkeys((0, 1, 2), call(4)), {3: 6}, hindered=hindered)
     error = judge_deadline(GROUP, NODES, evidence, 1.5)
     told = "rank 3 on node b has not called it (its last op was 6): its process is stopped by a"
     assert told in error.message
@@ -187,7 +188,7 @@ def test_what_a_missing_rank_does_instead_is_said_where_it_is_known() -> None:
 def test_a_slow_link_is_quoted_where_the_data_did_not_arrive() -> None:
     calls = dict.fromkeys(range(4), call(4))
     slow = "the link from node a to node b carries 1 MB/s, and has carried 100 MB/s"
-    error = judge_deadline(GROUP, NODES, Evidence(0, calls, {}, links=(slow,)), 1.0)
+    error = judge_deadline(GROUP, NODES, OpEvidence(0, calls, {}, links=(slow,)), 1.0)
     assert f"the data did not arrive in time: {slow}." in error.message
 
 
@@ -198,7 +199,7 @@ def test_long_lists_of_ranks_are_cut() -> None:
 
 def test_a_rank_whose_gpu_is_busy_has_called_but_cannot_begin() -> None:
     error = judge_deadline(
-        GROUP, NODES, Evidence(5, {0: call(4)}, {0: 5}, held=frozenset({1, 2, 3})), 2.0
+        GROUP, NODES, OpEvidence(5, {0: call(4)}, {0: 5}, held=frozenset({1, 2, 3})), 2.0
     )
     assert "the GPU of rank 1 on node a is busy with what it was given before" in error.message
 
@@ -206,7 +207,7 @@ def test_a_rank_whose_gpu_is_busy_has_called_but_cannot_begin() -> None:
 def test_a_rank_whose_gpu_is_busy_is_late_even_if_it_could_not_call_a_later_op() -> None:
     last = {0: 5, 1: 6, 2: 5, 3: 5}
     arrivals = {rank: call(4) for rank in (0, 2, 3)}
-    error = judge_deadline(GROUP, NODES, Evidence(5, arrivals, last, held=frozenset({1})), 2.0)
+    error = judge_deadline(GROUP, NODES, OpEvidence(5, arrivals, last, held=frozenset({1})), 2.0)
     assert error.details["missing_ranks"] == [1]
     assert "the GPU of rank 1 on node a is busy" in error.message
 
@@ -224,7 +225,7 @@ def test_a_call_that_cannot_be_is_told_with_the_rank_and_its_reason() -> None:
 def test_a_large_odd_side_is_named_without_nodes() -> None:
     nodes = [f"n{rank}" for rank in range(30)]
     calls = {rank: call(1 if rank < 16 else 2) for rank in range(30)}
-    error = judge_mismatch(GROUP, nodes, Evidence(0, calls, {}))
+    error = judge_mismatch(GROUP, nodes, OpEvidence(0, calls, {}))
     assert error is not None
     assert "ranks 16, 17, 18, 19, 20, 21, 22, 23 and 6 more called" in error.message
 

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from allfold_agent.agent import Agent
+from allfold_agent.agent import NodeAgent
 from allfold_agent.control.app import make_app
 from allfold_agent.settings import AgentSettings
 from allfold_orchestrator.http.app import create_app
@@ -211,7 +211,7 @@ def _application(service: str) -> FastAPI:
         registration=SimpleNamespace(problem="starting"),
         draining=SimpleNamespace(problem=None),
     )
-    return make_app(cast(Agent, agent))
+    return make_app(cast(NodeAgent, agent))
 
 
 async def _open_endpoints(application: FastAPI) -> frozenset[str]:

@@ -23,7 +23,7 @@ import pytest
 from fastapi import FastAPI
 
 from allfold.cli._certs.folder import CertificateFolder
-from allfold_agent.agent import Agent
+from allfold_agent.agent import NodeAgent
 from allfold_agent.control.app import make_app
 from allfold_agent.data_port import DataPort
 from allfold_agent.settings import AgentSettings
@@ -115,7 +115,7 @@ def doors(stack: Cluster) -> Iterator[tuple[str, str, str]]:
     for method, path in routes(create_app(Settings())):
         yield orchestrator, method, path
     agent = SimpleNamespace(settings=AgentSettings())
-    for method, path in routes(make_app(cast(Agent, agent))):
+    for method, path in routes(make_app(cast(NodeAgent, agent))):
         yield urlsplit(node.control_url).netloc, method, path
     for path in DATA_PORT:
         for method in ("GET", "DELETE"):

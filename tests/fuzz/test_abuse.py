@@ -16,7 +16,7 @@ import pytest
 
 from allfold_agent.http.connections import ConnectionLimits
 from allfold_cluster import Cluster
-from allfold_core.wire.local_wire import MAX_MESSAGE, PROTOCOL_VERSION, Message, pack_json
+from allfold_core.protocol.rank_messages import MAX_MESSAGE, PROTOCOL_VERSION, Message, pack_json
 from allfold_service.connections import MOST_IDLE, PATIENCE_SECONDS
 from allfold_service.request_limits import REQUEST_SECONDS
 from tests.support.descriptors import descriptors

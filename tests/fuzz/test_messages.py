@@ -18,10 +18,27 @@ from allfold_control import messages
 from allfold_core.dtypes import Alias, DType
 from allfold_core.errors import InvalidArgument
 from allfold_core.operations import Fingerprint, Kind, ReduceOp
-from allfold_core.schema import read_object
-from allfold_core.wire import peer_link
-from allfold_core.wire.frames import HEADER_SIZE, FrameError, FrameHeader, FrameType, SharedRange
-from allfold_core.wire.local_wire import (
+from allfold_core.protocol import peer_link
+from allfold_core.protocol.frames import (
+    HEADER_SIZE,
+    FrameError,
+    FrameHeader,
+    FrameType,
+    SharedRange,
+)
+from allfold_core.protocol.peer_link import (
+    MAX_BODY,
+    Chosen,
+    Floor,
+    GroupMessage,
+    GroupProgress,
+    Hello,
+    LinkMessageType,
+    LinkReader,
+    Ping,
+    Pong,
+)
+from allfold_core.protocol.rank_messages import (
     FIRST_PAIR,
     Fence,
     Message,
@@ -32,19 +49,8 @@ from allfold_core.wire.local_wire import (
     pack_json,
     unpack_json,
 )
-from allfold_core.wire.peer_link import (
-    MAX_BODY,
-    Chosen,
-    Floor,
-    GroupMessage,
-    Hello,
-    LinkMessageType,
-    LinkReader,
-    Ping,
-    Pong,
-    Progress,
-)
-from allfold_core.wire.state_wire import Block
+from allfold_core.protocol.state_blocks import StateBlock
+from allfold_core.schema import read_object
 from allfold_service import credentials as tokens
 from allfold_service.credentials import Tokens
 from tests.fuzz.effort import tries
@@ -62,7 +68,7 @@ FRAMES = [
 LINKS = [
     Hello("node-a", "3f").pack(),
     Chosen(3).pack(),
-    Ping(7, (Progress("train", 3, 11, 12, 99), Progress("größe", 4, -1, -1, 0))).pack(),
+    Ping(7, (GroupProgress("train", 3, 11, 12, 99), GroupProgress("größe", 4, -1, -1, 0))).pack(),
     Pong(7, (Floor("train", 3, 11, ("node-b", "node-c")),)).pack(),
     GroupMessage(LinkMessageType.FREEZE, "train", 3, {"round": [1, {"a": None}]}).pack(),
 ]
@@ -76,7 +82,7 @@ CALLS = [
     ).pack(),
     Outcome(Message.DONE, 0, 3, 1, 2).pack(),
     Outcome(Message.FAILED, 0, 3, 1, body={"code": "AF302", "message": "lost"}).pack(),
-    Block(4 << 20, 4 << 20, 3).pack(),
+    StateBlock(4 << 20, 4 << 20, 3).pack(),
     pack_json(Message.JOIN, {"group": "train", "rank": 0, "request": 1}),
 ]
 _VOTER = {"incarnation": "1", "data_address": "a:1", "control_url": "http://a:2"}
@@ -162,7 +168,13 @@ def test_a_link_keeps_no_more_than_the_longest_message() -> None:
 @tries(500)
 @given(mutated(CALLS))
 def test_messages_of_the_local_socket_are_read_or_refused(data: bytes) -> None:
-    for decode in (OpMessage.unpack, P2PMessage.unpack, Outcome.unpack, Block.unpack, unpack_json):
+    for decode in (
+        OpMessage.unpack,
+        P2PMessage.unpack,
+        Outcome.unpack,
+        StateBlock.unpack,
+        unpack_json,
+    ):
         try:
             decode(data)
         except ValueError:

@@ -23,10 +23,16 @@ from allfold_agent.http.transport import Transport
 from allfold_agent.runtime.reactor import Reactor
 from allfold_agent.tensors.offers import Offers
 from allfold_core.errors import AllfoldError, PeerLost
+from allfold_core.protocol.frames import EDGE_PROTOCOL
+from allfold_core.protocol.peer_link import LINK_PROTOCOL
+from allfold_core.protocol.rank_messages import (
+    MAX_MESSAGE,
+    PROTOCOL_VERSION,
+    SEGMENT,
+    Message,
+    pack_json,
+)
 from allfold_core.schedules.schedule import Await, Receive, Slice
-from allfold_core.wire.frames import EDGE_PROTOCOL
-from allfold_core.wire.local_wire import MAX_MESSAGE, PROTOCOL_VERSION, SEGMENT, Message, pack_json
-from allfold_core.wire.peer_link import LINK_PROTOCOL
 from allfold_service.credentials import Credentials, Tokens
 from tests.fuzz.effort import tries
 from tests.fuzz.mutations import mutated

@@ -10,7 +10,7 @@ from typing import Any
 from allfold_agent.data_port import DataPort, SocketTaker
 from allfold_agent.edges.opening import EdgeRequest
 from allfold_agent.tensors.offers import Offers
-from allfold_core.wire.frames import EDGE_PROTOCOL
+from allfold_core.protocol.frames import EDGE_PROTOCOL
 from tests.support.credentials import transport
 
 TOKEN = "a-join-token"

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from allfold_agent.agent import Agent
+from allfold_agent.agent import NodeAgent
 from allfold_agent.http.client import upgrade
 from allfold_agent.membership.link_dialling import LinkRequest
 from allfold_agent.settings import AgentSettings
 from allfold_cluster.environment import free_address
 from allfold_core.errors import AgentLost, NodeDraining
-from allfold_core.wire.peer_link import LINK_PROTOCOL, Hello, LinkMessage, LinkReader
+from allfold_core.protocol.peer_link import LINK_PROTOCOL, Hello, LinkMessage, LinkReader
 from allfold_service.addresses import bind
 from tests.support.credentials import transport
 from tests.support.processes.services import Services
@@ -36,7 +36,7 @@ JOIN = {
 
 
 @asynccontextmanager
-async def unregistered(folder: Path, data: socket.socket | None = None) -> AsyncIterator[Agent]:
+async def unregistered(folder: Path, data: socket.socket | None = None) -> AsyncIterator[NodeAgent]:
     """An agent that has tried to register where no orchestrator is; it is stopped in the end."""
     settings = AgentSettings.model_validate(
         {
@@ -47,7 +47,7 @@ async def unregistered(folder: Path, data: socket.socket | None = None) -> Async
         }
     )
     control = bind("127.0.0.1:0", "--flag")
-    agent = Agent(settings, control, data or bind("127.0.0.1:0", "--flag"))
+    agent = NodeAgent(settings, control, data or bind("127.0.0.1:0", "--flag"))
     control.close()
     agent.start()
     try:
@@ -96,7 +96,7 @@ def test_an_agent_that_ends_answers_the_ranks_that_wait_for_their_group(
 
     async def run() -> BaseException | None:
         async with unregistered(tmp_path) as agent:
-            joining = agent.join(JOIN)
+            joining = agent.registrar.join(JOIN)
             for _ in range(5):  # turns of the loop, until it waits for the registration
                 await asyncio.sleep(0)
         return joining.exception(0)
@@ -111,7 +111,7 @@ def test_an_agent_that_drains_takes_no_ranks(tmp_path: Path) -> None:
     async def run() -> BaseException | None:
         async with unregistered(tmp_path) as agent:
             agent.draining.begin("an operator drains it")
-            joining = agent.join(JOIN)
+            joining = agent.registrar.join(JOIN)
             await until(joining.done, "it answers although no orchestrator does")
             return joining.exception(0)
 

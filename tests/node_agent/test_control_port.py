@@ -9,7 +9,7 @@ from typing import cast
 import httpx
 import pytest
 
-from allfold_agent.agent import Agent
+from allfold_agent.agent import NodeAgent
 from allfold_agent.control.app import make_app
 from allfold_agent.groups.group import NodeGroup
 from allfold_agent.groups.registry import GroupRegistry
@@ -64,7 +64,7 @@ class Node:
     def __init__(self) -> None:
         self.registry = GroupRegistry()
         self.settings = AgentSettings.model_validate({"token": TOKEN})
-        self.app = httpx.ASGITransport(make_app(cast(Agent, self)))
+        self.app = httpx.ASGITransport(make_app(cast(NodeAgent, self)))
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ async def test_refusals_of_the_framework_have_the_form_of_all_errors(
 
 
 async def test_a_bug_is_answered_with_the_request_that_failed(node: Node) -> None:
-    without_registration = cast(Agent, node)
+    without_registration = cast(NodeAgent, node)
     app = httpx.ASGITransport(make_app(without_registration), raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=app, base_url="http://n0") as http:
         answer = await http.get("/readyz")

@@ -12,7 +12,7 @@ import pytest
 from allfold_agent.http.client import upgrade
 from allfold_agent.http.connections import ConnectionLimits
 from allfold_core.errors import ServiceError
-from allfold_core.wire.frames import EDGE_PROTOCOL
+from allfold_core.protocol.frames import EDGE_PROTOCOL
 from tests.node_agent.data_ports import (
     EDGE,
     TOKEN,

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from allfold_agent.agent import Agent
+from allfold_agent.agent import NodeAgent
 from allfold_agent.control.status import add_flight
 from allfold_agent.groups.flight_recorder import Recordings
 from allfold_agent.groups.group import NodeGroup
@@ -49,7 +49,7 @@ class Node:
 
     async def get(self, path: str) -> Json:
         app = FastAPI()
-        add_flight(app, cast(Agent, self))
+        add_flight(app, cast(NodeAgent, self))
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://n") as http:
             answer = await http.get(path)

@@ -16,7 +16,7 @@ from allfold_cluster.redis_server import RedisServer
 from allfold_orchestrator.membership import terms
 from allfold_orchestrator.membership.group_state import NodeInfo
 from allfold_orchestrator.membership.nodes import NodeRecord
-from allfold_orchestrator.store.clock import Clock
+from allfold_orchestrator.store.life import Clock
 from allfold_orchestrator.store.redis_client import Client, connect, connect_embedded
 from allfold_orchestrator.store.store import Store
 from tests.support.require import requires

@@ -52,7 +52,7 @@ async def test_replicas_see_open_incidents_first_and_the_newest_of_each_first(
 ) -> None:
     one, other = make_store(clock), make_store(clock)
     for number, ended in ((1, None), (2, 1003.0), (3, None), (4, 1005.0)):
-        await one.incidents.note(late(number, 1000.0 + number, ended))
+        await one.incidents.keep(late(number, 1000.0 + number, ended))
     found = await other.incidents.latest(10)
     assert [each["seq"] for each in found] == [3, 1, 4, 2]
     assert found[0] == late(3, 1003.0)
@@ -60,8 +60,8 @@ async def test_replicas_see_open_incidents_first_and_the_newest_of_each_first(
 
 
 async def test_what_is_said_again_replaces_what_was_said_before(store: Store) -> None:
-    await store.incidents.note(late(1))
-    await store.incidents.note(late(1) | {"sentence": "it is stopped", "ended": 1004.0})
+    await store.incidents.keep(late(1))
+    await store.incidents.keep(late(1) | {"sentence": "it is stopped", "ended": 1004.0})
     (found,) = await store.incidents.latest(10)
     assert (found["sentence"], found["ended"]) == ("it is stopped", 1004.0)
 
@@ -69,7 +69,7 @@ async def test_what_is_said_again_replaces_what_was_said_before(store: Store) ->
 async def test_an_incident_that_nobody_repeats_ended_when_it_was_heard_last(
     store: Store, clock: ManualClock
 ) -> None:
-    await store.incidents.note(late(1))
+    await store.incidents.keep(late(1))
     clock.time += LOST_SECONDS
     assert (await store.incidents.latest(1))[0]["ended"] is None
     clock.time += 1.0
@@ -81,7 +81,7 @@ async def test_the_oldest_go_where_there_are_too_many(
 ) -> None:
     monkeypatch.setattr(retention, "MAX_INCIDENTS", 2)
     for number in range(4):
-        await store.incidents.note(late(number, 1000.0 + number))
+        await store.incidents.keep(late(number, 1000.0 + number))
     await store.retention.apply(2000.0)
     assert [each["seq"] for each in await store.incidents.latest(10)] == [3, 2]
     await store.retention.apply(1003.0 + retention.INCIDENT_SECONDS)
@@ -188,12 +188,12 @@ async def test_an_outage_is_shown_by_this_replica_also_where_the_store_answers_n
 
     known = IncidentLog(store.incidents)
     monkeypatch.setattr(store.incidents, "latest", lost)
-    monkeypatch.setattr(store.incidents, "note", lost)
+    monkeypatch.setattr(store.incidents, "keep", lost)
     with pytest.raises(ServiceError):
         await known.latest(10)
     known.store_failed("Redis is away")
     known.store_failed("Redis is still away")
-    await known.note(late(1))  # is lost, as the agent repeats what lasts
+    await known.report(late(1))  # is lost, as the agent repeats what lasts
     (found,) = await known.latest(10)
     assert (found["sentence"], found["ended"]) == ("Redis is away", None)
     monkeypatch.undo()
@@ -211,7 +211,7 @@ async def test_an_outage_is_kept_until_the_store_has_taken_it(
 
     known = IncidentLog(store.incidents)
     known.store_failed("Redis is away")
-    monkeypatch.setattr(store.incidents, "note", lost)
+    monkeypatch.setattr(store.incidents, "keep", lost)
     await known.store_works()
     assert await known.latest(10) == []
     monkeypatch.undo()

@@ -21,15 +21,15 @@ def samples(values: Values) -> dict[Metric, list[tuple[str, dict[str, str], floa
 def test_a_value_on_the_bound_of_a_bucket_is_in_it() -> None:
     found = Histogram((1.0, 10.0))
     for value in (0.5, 1.0, 1.5, 11.0):
-        found.note(value)
+        found.observe(value)
     assert found.cumulative() == [("1.0", 2), ("10.0", 3), ("+Inf", 4)]
     assert found.sum == 14.0
 
 
 def test_histograms_of_one_label_add_up_and_stay_as_they_were() -> None:
     values, one, other = Values([SECONDS]), Histogram((1.0,)), Histogram((1.0,))
-    one.note(0.5)
-    other.note(2.0)
+    one.observe(0.5)
+    other.observe(2.0)
     values.observe(SECONDS, one, "sum")
     values.observe(SECONDS, other, "sum")
     assert samples(values)[SECONDS] == [

@@ -11,22 +11,22 @@ from allfold_agent.groups.deadlines import Obstacles
 from allfold_agent.groups.group import NodeGroup
 from allfold_agent.groups.registry import GroupRegistry
 from allfold_agent.joins import Joins
-from allfold_agent.local.server import Admission
+from allfold_agent.local.memberships import JoinResult
 from allfold_agent.membership.control_link import ControlLink
-from allfold_agent.membership.draining import Draining
+from allfold_agent.membership.draining import NodeDrain
 from allfold_agent.membership.group_links import GroupLinks
 from allfold_agent.membership.group_terms import EarlyNotices, GroupTerms
-from allfold_agent.membership.registration import Identity, Registration
-from allfold_agent.membership.seats import Entry, Seats
+from allfold_agent.membership.registration import Identity, NodeRegistration
+from allfold_agent.membership.seats import Entry, RankSeats
 from allfold_agent.membership.witness import Witness
 from allfold_control.messages import Progress
 from allfold_core.errors import AllfoldError, LocalError
+from allfold_core.protocol.peer_link import GroupMessage
 from allfold_core.survival.instructions import Fetch
 from allfold_core.survival.records import Stamp
 from allfold_core.survival.suspicion import Charge
 from allfold_core.topology import Member
 from allfold_core.verdict import LEFT
-from allfold_core.wire.peer_link import GroupMessage
 from allfold_service.credentials import Credentials
 from tests.simulator.channel import Client
 from tests.simulator.group import SimulatedGroup
@@ -89,7 +89,9 @@ class Agent:
     def _begin(self) -> None:
         world, node = self.world, self.node
         client = Client(world, self.process, world.urls_for(node))
-        self.registration = Registration(client, node, self._identity, self.registry.all, _probe)
+        self.registration = NodeRegistration(
+            client, node, self._identity, self.registry.all, _probe
+        )
         self.links = links = PeerLinks(world, self.process, node, self.registration.incarnation)
         self.notices = EarlyNotices(self.registry)
         reactor = cast(Any, self.reactor)
@@ -106,11 +108,11 @@ class Agent:
             clock=world.loop.time,
         )
         self.group_links.on_link_down = self.witness.look
-        self.draining = Draining(node, self.registry.all, self._ask_ranks_to_leave)
+        self.draining = NodeDrain(node, self.registry.all, self._ask_ranks_to_leave)
         self.control_link = ControlLink(
             client, self.registration, _Listener(self), cast(Credentials, None), client.dial
         )
-        self.seats = Seats(client, self.control_link, self.registration)
+        self.seats = RankSeats(client, self.control_link, self.registration)
         self._joins = Joins(
             self.seats,
             self.registry,
@@ -222,7 +224,7 @@ class Agent:
         task = self.process.spawn(self._joins.join(request))
         rank.joining = task
 
-        def resolve(done: asyncio.Task[Admission]) -> None:
+        def resolve(done: asyncio.Task[JoinResult]) -> None:
             error = None if done.cancelled() else done.exception()
             if done.cancelled():
                 return
@@ -279,7 +281,7 @@ class Agent:
 
 
 class _Listener:
-    """The agent, as its control link sees it; see ``NodeOnControlLink``."""
+    """The agent, as its control link sees it; see ``NodeListener``."""
 
     def __init__(self, agent: Agent) -> None:
         self.held = agent.terms.held

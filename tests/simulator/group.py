@@ -14,7 +14,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-from allfold_agent.edges.members import Members
+from allfold_agent.edges.members import GroupNodes
 from allfold_agent.groups.agreement import Agreement
 from allfold_agent.groups.epoch import EpochTable, GroupEpoch, NodeResources
 from allfold_agent.groups.events import Decisions, EventQueue
@@ -22,7 +22,7 @@ from allfold_agent.groups.group import NodeGroup
 from allfold_agent.groups.local_ranks import LocalRanks
 from allfold_agent.groups.neighbours import NodeChanges
 from allfold_agent.groups.outcomes import OpTable
-from allfold_core.diagnosis.hindrances import Hindrances
+from allfold_core.diagnosis.stragglers import Hindrances
 from allfold_core.errors import PeerLost
 from allfold_core.operations import Kind
 from allfold_core.plan import Plan
@@ -95,7 +95,7 @@ class SimulatedGroup(NodeGroup):
         term = self.record.term
         self.lost_before = frozenset(term.lost)
         first = NO_EPOCH if joins else first_epoch(plan)
-        self.members = Members(plan.members, term)
+        self.members = GroupNodes(plan.members, term)
         nothing = cast(Any, _Nothing())
         self.deadlines = cast(Any, SimpleNamespace(waits_for=lambda: "the decision of its nodes"))
         self.residuals = self.outcomes = self.lanes = nothing

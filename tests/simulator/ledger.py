@@ -8,9 +8,9 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from allfold_core.plan import Plan
+from allfold_core.protocol.peer_link import LinkMessageType
 from allfold_core.survival import records
 from allfold_core.survival.instructions import Start
-from allfold_core.wire.peer_link import LinkMessageType
 from tests.core.survival.invariants import check_hand_out, check_run, note_seats
 from tests.core.survival.scenario import number
 from tests.support.state_search import Violation

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 from allfold_agent.membership.link import LinkListener
 from allfold_agent.membership.link_connection import Pings
 from allfold_agent.membership.links import PING_SECONDS
+from allfold_core.protocol.peer_link import Floor, GroupMessage, LinkReader
 from allfold_core.survival.suspicion import (
     LONGEST_PATIENCE_SECONDS,
     Observation,
     RecentMaximum,
 )
-from allfold_core.wire.peer_link import Floor, GroupMessage, LinkReader
 from tests.support.virtual_loop import Process
 
 if TYPE_CHECKING:

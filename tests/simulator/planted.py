@@ -8,9 +8,9 @@ from typing import Any
 
 from allfold_agent.groups import agreement, rounds
 from allfold_control.survival import unpack
+from allfold_core.protocol.peer_link import LinkMessageType
 from allfold_core.survival.agent_machine import AgentMachine
 from allfold_core.survival.reports import Install
-from allfold_core.wire.peer_link import LinkMessageType
 from tests.core.survival.mutants import (
     ClaimsWhileFrozen,
     ForgetsWishesWhileGathering,

@@ -15,8 +15,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.exceptions import WatchError
 
-from allfold_orchestrator.store.redis_client import ANSWER_SECONDS, CONNECT_SECONDS
-from allfold_orchestrator.store.timing import CommandTimes
+from allfold_orchestrator.store.redis_client import ANSWER_SECONDS, CONNECT_SECONDS, CommandTimes
 from tests.simulator.network import Network
 from tests.simulator.tables import Tables
 from tests.support.virtual_loop import Process, VirtualLoop

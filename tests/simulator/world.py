@@ -6,9 +6,9 @@ import random
 from collections.abc import Mapping
 
 from allfold_core.operations import Kind
+from allfold_core.protocol.peer_link import LinkMessageType
 from allfold_core.survival.decision import ProtocolViolation
 from allfold_core.survival.reports import Call
-from allfold_core.wire.peer_link import LinkMessageType
 from tests.core.survival.calls import call_of
 from tests.core.survival.scenario import KINDS
 from tests.simulator import ends

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from allfold_core.codecs import Wire
+from allfold_core.dtypes import Wire
 
 Floats = npt.NDArray[np.float64]
 

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from allfold._process.fork_memory import separate_in_children
 from allfold_core.errors import ArenaExhausted
-from allfold_core.wire.local_wire import Region
+from allfold_core.protocol.rank_messages import Region
 
 ALIGNMENT = 64
 # All of it is taken from the machine before the first op, of which 2 MiB took 1 to 2 ms.

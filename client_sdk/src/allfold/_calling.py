@@ -19,7 +19,7 @@ from allfold._staging.choice import PreparedCall
 from allfold._work import Work
 from allfold_core.errors import AllfoldError
 from allfold_core.group_options import checked_seconds
-from allfold_core.wire.local_wire import FIRST_PAIR
+from allfold_core.protocol.rank_messages import FIRST_PAIR
 
 _REMEMBERED = 512  # calls that are unlike each other
 # Instead of the result of a call that has to be looked at as if there were none like it.

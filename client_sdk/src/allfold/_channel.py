@@ -28,7 +28,7 @@ from allfold_core.errors import (
     InvalidArgument,
     LocalError,
 )
-from allfold_core.wire.local_wire import (
+from allfold_core.protocol.rank_messages import (
     FIRST_PAIR,
     MAX_OPEN_MESSAGES,
     MAX_OPEN_OPS,

@@ -15,8 +15,8 @@ from typing import Any
 from allfold._calls.call import EpochView
 from allfold._lane.lanes import Lanes
 from allfold_core.errors import AllfoldError
+from allfold_core.protocol.rank_messages import Outcome
 from allfold_core.verdict import counted
-from allfold_core.wire.local_wire import Outcome
 
 log = logging.getLogger("allfold")
 

@@ -26,7 +26,7 @@ from allfold_core.errors import (
     PeerMissing,
     RegisterNotFirstOperation,
 )
-from allfold_core.wire.local_wire import Message
+from allfold_core.protocol.rank_messages import Message
 
 log = logging.getLogger("allfold")
 

@@ -13,7 +13,7 @@ from allfold._session.in_flight import InFlight
 from allfold._session.requests import Pending
 from allfold._staging.host import CallMemory, nothing
 from allfold_core.errors import AgentLost, AllfoldError, PeerMissing, from_dict
-from allfold_core.wire.local_wire import FIRST_PAIR
+from allfold_core.protocol.rank_messages import FIRST_PAIR
 
 log = logging.getLogger("allfold")
 

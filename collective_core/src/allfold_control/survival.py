@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 
 from allfold_control.records import checked
 from allfold_core.errors import from_json
+from allfold_core.protocol.frames import FrameError
 from allfold_core.schema import Number, Rate, Schema, Seq
 from allfold_core.survival.records import NO_EPOCH, Epoch, PackedStamp, Stamp, Term
 from allfold_core.survival.reports import (
@@ -27,7 +28,6 @@ from allfold_core.survival.reports import (
     Report,
     Wishes,
 )
-from allfold_core.wire.frames import FrameError
 
 SURVIVAL = Schema("message about the members of a group", 4)
 T = TypeVar("T")

@@ -113,7 +113,7 @@ class History(TypedDict):
     groups: list[GroupHistory]
 
 
-class Call(TypedDict):
+class RankCall(TypedDict):
     """The call of one rank."""
 
     what: str
@@ -128,7 +128,7 @@ class Call(TypedDict):
     wire: NotRequired[str]
 
 
-class RecordedOp(Call):
+class RecordedOp(RankCall):
     """An op of a flight recorder. Without a call of a local rank it has no ``kind`` and so on.
 
     ``start`` is on the node's monotonic clock; the other times are seconds after it.
@@ -149,10 +149,10 @@ class RecordedOp(Call):
     heard: dict[str, float]
     error: str
     reason: str
-    other_calls: dict[NumberKey, Call]
+    other_calls: dict[NumberKey, RankCall]
 
 
-class Recording(TypedDict):
+class RecordingAnswer(TypedDict):
     """The flight recorder of one group."""
 
     name: str
@@ -180,10 +180,10 @@ class ClockReading(TypedDict):
     clock: Clocks
 
 
-class Flight(ClockReading):
+class FlightAnswer(ClockReading):
     """The answer to ``GET /v1/flight``."""
 
-    groups: list[Recording]
+    groups: list[RecordingAnswer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +224,7 @@ def history(since: float) -> Question[History]:
     return Question(f"/v1/history?since={since:.3f}", History, "history")
 
 
-def flight(group: str = "", limit: int = 0) -> Question[Flight]:
+def flight(group: str = "", limit: int = 0) -> Question[FlightAnswer]:
     """Ask for the latest ops, of one group or of all, so many of each."""
     query = {name: value for name, value in (("group", group), ("limit", limit)) if value}
-    return Question(f"/v1/flight?{urlencode(query)}", Flight, "flight recorder")
+    return Question(f"/v1/flight?{urlencode(query)}", FlightAnswer, "flight recorder")

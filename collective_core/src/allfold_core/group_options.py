@@ -8,16 +8,43 @@ API.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Self, TypedDict, get_args
 
-from allfold_core.codecs import Wire
+from allfold_core.dtypes import Wire
 from allfold_core.errors import InvalidArgument
-from allfold_core.group_key import checked_key
 from allfold_core.operations import AUTO
+from allfold_core.protocol.rank_messages import LONGEST_TIMEOUT
 from allfold_core.schedules.registry import parse_overrides
-from allfold_core.wire.local_wire import LONGEST_TIMEOUT
+
+LONGEST_KEY = 1024
+KEY_DIGEST_PATTERN = r"^([0-9a-f]{64})?$"
+
+
+def checked_key(source: str, key: str) -> str:
+    """Return a key that a rank has been given; empty for none.
+
+    Raises:
+        InvalidArgument: it is too long. The error does not show it.
+    """
+    if len(key.encode(errors="surrogateescape")) > LONGEST_KEY:
+        raise InvalidArgument(
+            f"{source} has more than {LONGEST_KEY} bytes, the longest that a key has"
+        )
+    return key
+
+
+def digest_of_key(group: str, key: str) -> str:
+    """Return what agents and orchestrator compare in place of a key; empty without a key.
+
+    It is of no use for another group, and does not open this one: an agent makes it of a key.
+    """
+    if not key:
+        return ""
+    return hashlib.sha256(f"{group}\n{key}".encode(errors="surrogateescape")).hexdigest()
+
 
 OnLoss = Literal["raise", "shrink"]
 """The treatment of an op that a loss interrupts: it fails, or the remaining ranks repeat it."""
@@ -45,7 +72,7 @@ class GroupOptions:
             join, if fewer than ``min_world`` are left in an elastic group. Ranks may differ in it:
             for ops, that of the first one counts.
         key: on a rank, the key that ranks need to join; from its agent on, the digest of the key,
-            see :mod:`allfold_core.group_key`. Empty if they need none.
+            see :func:`digest_of_key`. Empty if they need none.
     """
 
     timeout: float

@@ -130,7 +130,7 @@ def _size(count: int) -> str:
 
 
 @dataclass(frozen=True)
-class Membership:
+class GroupMembers:
     """The members of a running group, as reported by the agent with the newest term and epoch.
 
     Attributes:
@@ -152,7 +152,7 @@ class Membership:
     lanes: tuple[str, ...] = ()
 
 
-def memberships(statuses: Iterable[Status]) -> list[Membership]:
+def memberships(statuses: Iterable[Status]) -> list[GroupMembers]:
     """The groups that the agents are in, by name."""
     found = []
     for (name, opening), nodes in sorted(_by_opening(statuses).items()):
@@ -162,7 +162,7 @@ def memberships(statuses: Iterable[Status]) -> list[Membership]:
         links = tuple(_about_links(name, newest, nodes.values()))
         lanes = tuple(_about_lanes(name, nodes))
         found.append(
-            Membership(name, opening, newest["epoch"], newest["term"], losses, links, lanes)
+            GroupMembers(name, opening, newest["epoch"], newest["term"], losses, links, lanes)
         )
     return found
 
@@ -178,7 +178,7 @@ class Activity:
         incidents: what is wrong in groups; open ones first.
     """
 
-    memberships: Sequence[Membership] = ()
+    memberships: Sequence[GroupMembers] = ()
     ops: Sequence[OpInFlight] = ()
     messages: Sequence[MessageInFlight] = ()
     incidents: Sequence[Incident] = ()

@@ -82,7 +82,7 @@ def describe_tensor(dtype: DType, alias: Alias, nbytes: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedMessage:
     """The messages that a receive takes: ``source`` may be :data:`ANY_SOURCE`."""
 
     source: int
@@ -102,7 +102,7 @@ class Mailbox(Generic[Sent, Waiting]):
 
     def __init__(self) -> None:
         self._messages: dict[int, list[tuple[Envelope, Sent]]] = defaultdict(list)
-        self._receives: dict[int, list[tuple[Wanted, Waiting]]] = defaultdict(list)
+        self._receives: dict[int, list[tuple[WantedMessage, Waiting]]] = defaultdict(list)
 
     def arrive(self, envelope: Envelope, message: Sent) -> Waiting | None:
         """A message has come: return the oldest receive that takes it, else keep the message."""
@@ -114,7 +114,7 @@ class Mailbox(Generic[Sent, Waiting]):
         self._messages[envelope.target].append((envelope, message))
         return None
 
-    def receive(self, wanted: Wanted, receive: Waiting) -> Sent | None:
+    def receive(self, wanted: WantedMessage, receive: Waiting) -> Sent | None:
         """A rank receives: return the oldest message that fits, else keep the receive."""
         messages = self._messages[wanted.target]
         for index, (envelope, message) in enumerate(messages):

@@ -8,8 +8,7 @@ from dataclasses import dataclass, fields, replace
 from enum import Enum
 from math import prod
 
-from allfold_core.codecs import Wire
-from allfold_core.dtypes import NO_ALIAS, Alias, DType
+from allfold_core.dtypes import NO_ALIAS, Alias, DType, Wire
 
 
 class Kind(Enum):

@@ -10,8 +10,8 @@ further optional field is no such change. A reader
 
 Data without a number has schema 0, from before there were numbers. Requests without a body are
 versioned by their path (``/v1``). The local socket, and edges and links between agents, agree on a
-protocol when they are opened instead: ``local_wire.PROTOCOL_VERSION``, ``frames.EDGE_PROTOCOL`` and
-``peer_link.LINK_PROTOCOL``.
+protocol when they are opened instead: ``rank_messages.PROTOCOL_VERSION``,
+``frames.EDGE_PROTOCOL`` and ``peer_link.LINK_PROTOCOL``.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ _NAMED = 8
 
 
 @dataclass(frozen=True)
-class Evidence:
+class OpEvidence:
     """The facts that are known about one op of a group.
 
     Attributes:
@@ -61,7 +61,7 @@ def numbering(world_size: int) -> str:
     return f"ranks are 0 to {world_size - 1}" if world_size > 1 else "only rank is 0"
 
 
-def judge_mismatch(group: str, nodes: Sequence[str], evidence: Evidence) -> MismatchError | None:
+def judge_mismatch(group: str, nodes: Sequence[str], evidence: OpEvidence) -> MismatchError | None:
     """The error where the arrivals disagree, ``None`` where they are all the same.
 
     The side with most ranks is taken for right; in a tie it is the side of the lowest rank.
@@ -133,7 +133,7 @@ def unmatched_pair(arrivals: Mapping[int, Fingerprint]) -> tuple[int, int] | Non
 
 
 def _mismatch_of_pair(
-    group: str, nodes: Sequence[str], evidence: Evidence, giver: int, taker: int
+    group: str, nodes: Sequence[str], evidence: OpEvidence, giver: int, taker: int
 ) -> MismatchError:
     """In an all-to-all each pair has to agree, so no majority can say which of the two is right."""
     gives, takes = evidence.arrivals[giver], evidence.arrivals[taker]
@@ -151,7 +151,7 @@ def _mismatch_of_pair(
 
 
 def judge_deadline(
-    group: str, nodes: Sequence[str], evidence: Evidence, waited: float
+    group: str, nodes: Sequence[str], evidence: OpEvidence, waited: float
 ) -> PeerMissing:
     """The error for a deadline that has passed, naming who did not come.
 
@@ -190,7 +190,7 @@ def judge_deadline(
     )
 
 
-def _describe_absent(node: str, evidence: Evidence, rank: int) -> str:
+def _describe_absent(node: str, evidence: OpEvidence, rank: int) -> str:
     if node in evidence.silent:
         return f"rank {rank} on node {node} is unknown, its agent does not answer"
     if rank in evidence.held:

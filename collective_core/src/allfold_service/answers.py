@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from allfold_core.errors import AllfoldError, InvalidArgument, LocalError, ServiceError
 from allfold_core.schema import MESSAGE
-from allfold_service.credentials import Tokens
+from allfold_service.credentials import Tokens, no_token
 from allfold_service.settings import in_our_words
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ def refusal(error: AllfoldError, status: int | None = None) -> StampedResponse:
 
 
 def answer_errors(app: FastAPI, service: str) -> None:
-    """Have ``app`` answer every failure in the one form.
+    """Make ``app`` answer every failure in the one form.
 
     Args:
         service: what people call it, for the answer to a bug.
@@ -173,15 +173,7 @@ class TokenGate:
         if not self._tokens or is_admin or is_known or self._is_open(scope["path"]):
             await self._app(scope, receive, send)
             return
-        response = refusal(self._no_token(scope["path"], brought), 401)
+        response = refusal(no_token(self._service, brought, path=scope["path"]), 401)
         response.headers["WWW-Authenticate"] = "Bearer"
         # Of a WebSocket, too: its server can answer as to any request.
         await response(scope, receive, send)
-
-    def _no_token(self, path: str, brought: str) -> LocalError:
-        is_other = f"the token is not the {self._service}'s"
-        return LocalError(
-            f"{is_other if brought else 'the request brought no token'}; send it as "
-            "'Authorization: Bearer <token>', it is the value of ALLFOLD_TOKEN",
-            path=path,
-        )

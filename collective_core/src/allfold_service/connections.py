@@ -169,7 +169,7 @@ class TlsListener:
 def listen_with_tls(
     server: Any, sockets: Iterable[socket.socket], context: ssl.SSLContext, idle: IdleConnections
 ) -> None:
-    """Let a server of uvicorn, which has started without any socket, accept on these, with TLS."""
+    """Accept on these sockets, with TLS, for a server of uvicorn that has started without any."""
     make = partial(
         server.config.http_protocol_class,
         config=server.config,

@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any
 
-from allfold_core.errors import InvalidArgument
+from allfold_core.errors import InvalidArgument, LocalError
 from allfold_service.tls import TlsIdentity
 from allfold_service.watched_files import WatchedFiles
-
-
-class _HasHeaders(Protocol):
-    @property
-    def headers(self) -> MutableMapping[str, str]: ...
-
-
-T = TypeVar("T", bound=_HasHeaders)
 
 
 class Tokens:
@@ -60,7 +51,7 @@ class Tokens:
         """Return the header of a request that brings the token."""
         return {"Authorization": f"Bearer {self.sent}"} if self else {}
 
-    def sign(self, request: T) -> T:
+    def sign(self, request: Any) -> Any:
         """Add the header to a request of httpx, whose ``auth`` this is."""
         request.headers.update(self.headers())
         return request
@@ -97,6 +88,21 @@ def bearer(authorization: str) -> str:
     """Return the token in an ``Authorization`` header; empty where there is none."""
     scheme, _, shown = authorization.partition(" ")
     return shown.strip() if scheme.lower() == "bearer" else ""
+
+
+def no_token(service: str, authorization: str, **details: Any) -> LocalError:
+    """Return the refusal of a request without one of a service's tokens.
+
+    Args:
+        service: what people call it.
+        authorization: the header that the request brought; empty for none.
+    """
+    is_other = f"the token is not the {service}'s"
+    return LocalError(
+        f"{is_other if authorization else 'the request brought no token'}; send it as "
+        "'Authorization: Bearer <token>', it is the value of ALLFOLD_TOKEN",
+        **details,
+    )
 
 
 def parse(text: str, source: str) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Response
 from allfold_service.answers import Answer, Shown
 
 
-class Alive(Answer):
+class Liveness(Answer):
     """The answer of a process that runs."""
 
     status: Literal["ok"] = "ok"
@@ -41,9 +41,9 @@ def probes(about: Answer, check: Callable[[], Awaitable[list[Check]]]) -> APIRou
     router = APIRouter(tags=["health"])
 
     @router.get("/healthz", summary="Liveness of the process")
-    async def healthz() -> Alive:
+    async def healthz() -> Liveness:
         """Answer while the process lives; that others do not is no reason to restart it."""
-        return Alive()
+        return Liveness()
 
     @router.get(
         "/readyz",

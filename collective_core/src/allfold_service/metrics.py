@@ -99,7 +99,7 @@ class Histogram:
         self.counts = [0] * (len(self.bounds) + 1)
         self.sum = 0.0
 
-    def note(self, value: float) -> None:
+    def observe(self, value: float) -> None:
         """Count a value."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
@@ -123,7 +123,7 @@ def _shown(bound: float) -> str:
     return repr(float(bound))
 
 
-class Sample(NamedTuple):
+class MetricSample(NamedTuple):
     """One value."""
 
     name: str
@@ -166,11 +166,11 @@ class Values:
             known[labels] = Histogram(values.bounds)
         known[labels].add(values)
 
-    def families(self) -> Iterator[tuple[Metric, list[Sample]]]:
+    def families(self) -> Iterator[tuple[Metric, list[MetricSample]]]:
         """Yield every metric of the catalogue with its samples, which may be none."""
         for metric, values in self._values.items():
             samples = [
-                Sample(metric.name, dict(zip(metric.labels, labels, strict=True)), value)
+                MetricSample(metric.name, dict(zip(metric.labels, labels, strict=True)), value)
                 for labels, value in values.items()
             ]
             yield metric, samples
@@ -186,13 +186,13 @@ def _check(metric: Metric, labels: tuple[str, ...]) -> None:
         raise ValueError(f"{metric.name} has the labels {metric.labels}, and got {labels}")
 
 
-def _of(metric: Metric, labels: tuple[str, ...], values: Histogram) -> Iterator[Sample]:
+def _of(metric: Metric, labels: tuple[str, ...], values: Histogram) -> Iterator[MetricSample]:
     named = dict(zip(metric.labels, labels, strict=True))
     buckets = values.cumulative()
     for bound, total in buckets:
-        yield Sample(f"{metric.name}_bucket", {**named, "le": bound}, total)
-    yield Sample(f"{metric.name}_count", named, buckets[-1][1])
-    yield Sample(f"{metric.name}_sum", named, values.sum)
+        yield MetricSample(f"{metric.name}_bucket", {**named, "le": bound}, total)
+    yield MetricSample(f"{metric.name}_count", named, buckets[-1][1])
+    yield MetricSample(f"{metric.name}_sum", named, values.sum)
 
 
 class Exposition:

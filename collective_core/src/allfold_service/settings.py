@@ -32,7 +32,7 @@ EXIT_USAGE = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class ServiceSetting:
     """One setting, and the ways to set it.
 
     Attributes:
@@ -114,7 +114,7 @@ class ServiceSettings(BaseSettings):
         return Credentials(tokens, identity(self.tls_dir, self.tls_name))
 
     @classmethod
-    def options(cls) -> dict[str, Option]:
+    def options(cls) -> dict[str, ServiceSetting]:
         """Return every setting by the name of its field: a service's own first."""
         names = sorted(cls.model_fields, key=ServiceSettings.model_fields.__contains__)
         return {name: _option(cls, name) for name in names}
@@ -131,11 +131,11 @@ class ServiceSettings(BaseSettings):
             yield f"{option.flag} ({option.variable}): {message}" if option else message
 
 
-def _option(kind: type[ServiceSettings], name: str) -> Option:
+def _option(kind: type[ServiceSettings], name: str) -> ServiceSetting:
     field = kind.model_fields[name]
     alias = field.validation_alias
     default = None if field.default_factory else field.default
-    return Option(
+    return ServiceSetting(
         name,
         str(alias or name),
         str(alias or f"{PREFIX}{name.upper()}"),

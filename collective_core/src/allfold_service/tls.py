@@ -223,7 +223,7 @@ def _no_password(key: Path) -> str:
 def _try_out(
     folder: Path, client: ssl.SSLContext, server: ssl.SSLContext, name: str, serves: bool
 ) -> float:
-    """Have the certificate accepted by this end as others will; return when it expires.
+    """Check the certificate as others will, by a handshake; return when it expires.
 
     Raises:
         InvalidArgument: it would not be accepted.

@@ -13,9 +13,10 @@ from contextlib import suppress
 from threading import Event, Thread
 from time import monotonic
 
+from allfold_agent.edges.link_probe import PROBE_PROTOCOL, serve_probe
 from allfold_agent.edges.opening import EdgeRequest
 from allfold_agent.groups.results import Result, ResultRequest, serve_result
-from allfold_agent.http.connections import Connection, ConnectionLimits, Connections, Stage
+from allfold_agent.http.connections import ConnectionLimits, Connections, PortConnection, Stage
 from allfold_agent.http.server import (
     BadRequest,
     HttpExchange,
@@ -24,15 +25,15 @@ from allfold_agent.http.server import (
     read_request,
     refuse_blindly,
 )
+from allfold_agent.http.socket_io import status_of
 from allfold_agent.http.transport import Transport, shut_down
-from allfold_agent.http.wire import status_of
 from allfold_agent.membership.link_dialling import LinkRequest
-from allfold_agent.membership.link_probe import PROBE_PROTOCOL, serve_probe
 from allfold_agent.runtime.threads import start_thread
 from allfold_agent.tensors.offers import Offers, TensorRoutes
 from allfold_core.errors import AllfoldError, InvalidArgument, LocalError, ServiceError
-from allfold_core.wire.frames import EDGE_PROTOCOL
-from allfold_core.wire.peer_link import LINK_PROTOCOL
+from allfold_core.protocol.frames import EDGE_PROTOCOL
+from allfold_core.protocol.peer_link import LINK_PROTOCOL
+from allfold_service.credentials import no_token
 
 log = logging.getLogger(__name__)
 SocketTaker = Callable[[socket.socket], None]
@@ -163,7 +164,7 @@ class DataPort:
         else:
             close_gently(sock, _REFUSE_LINGER)
 
-    def _serve(self, connection: Connection) -> None:
+    def _serve(self, connection: PortConnection) -> None:
         """A connection's thread: requests, until the peer is done or one takes the socket over."""
         sock = connection.sock
         taker: SocketTaker | None = None
@@ -199,7 +200,7 @@ class DataPort:
             return
         close_gently(sock)
 
-    def _converse(self, connection: Connection) -> SocketTaker | None:
+    def _converse(self, connection: PortConnection) -> SocketTaker | None:
         early, sock = b"", connection.sock
         while not self._closed.is_set():
             exchange = read_request(sock, early, **self._patience(connection))
@@ -214,14 +215,14 @@ class DataPort:
             early = exchange.early
         return None
 
-    def _patience(self, connection: Connection) -> dict[str, float]:
+    def _patience(self, connection: PortConnection) -> dict[str, float]:
         """Return how long a connection may take until its next request, and for its head."""
         if connection.stage is not Stage.STRANGER:
             return {"idle": self._idle_timeout, "timeout": self._stall_timeout}
         left = connection.began + self._limits.greeting_seconds - monotonic()
         return {"idle": max(left, _LEAST_SECONDS), "timeout": max(left, _LEAST_SECONDS)}
 
-    def _answer(self, connection: Connection, exchange: HttpExchange) -> SocketTaker | None:
+    def _answer(self, connection: PortConnection, exchange: HttpExchange) -> SocketTaker | None:
         try:
             self._authorize(exchange)
             opens = any(map(exchange.wants, _OPENED))
@@ -243,8 +244,9 @@ class DataPort:
 
     def _authorize(self, exchange: HttpExchange) -> None:
         tokens = self._transport.tokens
-        if tokens and not tokens.accept(exchange.headers.get("authorization", "")):
-            raise LocalError("the join token is missing or wrong", http_status=401)
+        brought = exchange.headers.get("authorization", "")
+        if tokens and not tokens.accept(brought):
+            raise no_token("node agent", brought, http_status=401)
 
     def _route(self, exchange: HttpExchange) -> SocketTaker | None:
         match exchange.path:
@@ -276,7 +278,7 @@ class DataPort:
     def _switch(
         self, exchange: HttpExchange, protocol: str, grant: Callable[[], SocketTaker]
     ) -> SocketTaker:
-        """Let the connection go over to another protocol, if whoever grants it does not object."""
+        """Switch the connection to another protocol, unless whoever grants it objects."""
         if not exchange.wants(protocol):
             error = LocalError(f"this needs Upgrade: {protocol}", http_status=426)
             error.details["protocol"] = protocol

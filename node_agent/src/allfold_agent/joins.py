@@ -13,10 +13,10 @@ from typing import Any
 from allfold_agent.groups.epoch import GroupEpoch
 from allfold_agent.groups.group import NodeGroup
 from allfold_agent.groups.registry import PLAN_LAG_SECONDS, GroupRegistry
-from allfold_agent.local.server import Admission
+from allfold_agent.local.memberships import JoinResult
 from allfold_agent.membership.group_terms import GroupTerms
 from allfold_agent.membership.orchestrator_client import Pauses
-from allfold_agent.membership.seats import Entry, Seats, check_request
+from allfold_agent.membership.seats import Entry, RankSeats, check_request
 from allfold_core.errors import NodeDraining, PeerMissing
 from allfold_core.survival.plans import joining_plan
 from allfold_core.survival.term_record import TermRecord
@@ -44,7 +44,7 @@ class Joins:
 
     def __init__(
         self,
-        seats: Seats,
+        seats: RankSeats,
         registry: GroupRegistry,
         make: Callable[[Entry], NodeGroup],
         opened: Callable[[NodeGroup], None],
@@ -59,11 +59,11 @@ class Joins:
         self._refusing = refusing
         self._gone: deque[str] = deque(maxlen=_MOST_GONE)  # the sessions of ranks that gave up
 
-    async def join(self, request: dict[str, Any], *, is_new: bool = True) -> Admission:
+    async def join(self, request: dict[str, Any], *, is_new: bool = True) -> JoinResult:
         """Return the group of a rank, and the first epoch that it is in.
 
         Args:
-            request: see :meth:`Seats.join`.
+            request: see :meth:`RankSeats.join`.
             is_new: the process is in no group on this node. One that is opens sub-groups also while
                 the node drains: the others wait for it.
 
@@ -152,14 +152,14 @@ class Joins:
 
     async def _admit(
         self, entry: Entry, request: dict[str, Any], deadline: float, refusing: Refusing
-    ) -> Admission | None:
+    ) -> JoinResult | None:
         """Return the way of a seated rank into its group; ``None`` if that is over before."""
         session = request["session"]
         try:
             group, epoch = self._take_part(entry), None
             if group is not None:
                 if session in entry.plan.sessions:
-                    return Admission(group, group.epochs[0])
+                    return JoinResult(group, group.epochs[0])
                 epoch = await _first_epoch(group, session, deadline, refusing())
         except BaseException as error:
             # The group counts on this rank, and will not have it.
@@ -170,7 +170,7 @@ class Joins:
             ended = entry.plan.epoch if group is None or group.has_no_ranks else 0
             await self._give_up_seat(request, "withdrawn", ended)
             return None
-        return Admission(group, epoch)
+        return JoinResult(group, epoch)
 
     async def _give_up_seat(self, request: dict[str, Any], reason: str, ended: int = 0) -> None:
         rank = request["rank"] or 0

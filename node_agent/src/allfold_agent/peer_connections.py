@@ -13,9 +13,9 @@ from allfold_agent.http import client as http_client
 from allfold_agent.http.transport import Transport
 from allfold_agent.membership.link_dialling import DIAL_SECONDS, Dialled
 from allfold_core.errors import AllfoldError, PeerLost, ServiceError
+from allfold_core.protocol.frames import EDGE_PROTOCOL
+from allfold_core.protocol.peer_link import LINK_PROTOCOL
 from allfold_core.survival.records import Stamp
-from allfold_core.wire.frames import EDGE_PROTOCOL
-from allfold_core.wire.peer_link import LINK_PROTOCOL
 
 _EDGE_DIAL_SECONDS = 5.0
 

@@ -8,10 +8,10 @@ from functools import partial
 
 import torch
 
-from allfold_agent.agent import Agent
+from allfold_agent.agent import NodeAgent
 from allfold_agent.control.app import make_app
-from allfold_agent.http import addresses
 from allfold_agent.settings import AgentSettings
+from allfold_service import addresses
 from allfold_service.addresses import bind, bound
 from allfold_service.server import (
     Server,
@@ -49,7 +49,7 @@ async def serve(settings: AgentSettings, ready_file: str | None) -> None:
         "data_address": addresses.local(bound(data)),
         "socket": settings.socket,
     }
-    agent = Agent(settings, control, data)
+    agent = NodeAgent(settings, control, data)
     server = Server(
         make_app(agent),
         credentials.tls,

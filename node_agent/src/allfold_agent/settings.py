@@ -11,10 +11,9 @@ from typing import Literal
 
 from pydantic import ValidationInfo, field_validator
 
-from allfold_agent.http import addresses
-from allfold_core.service_url import service_url
-from allfold_core.wire.local_wire import default_socket
-from allfold_service.addresses import split
+from allfold_core.protocol.rank_messages import default_socket
+from allfold_service import addresses
+from allfold_service.addresses import service_url, split
 from allfold_service.settings import ServiceSettings, checked, variable
 
 # As the orchestrator's API has them. A name becomes a part of URLs, where "." and ".." have a

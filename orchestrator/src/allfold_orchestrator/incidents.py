@@ -34,11 +34,11 @@ class IncidentLog:
         # Outages that the store does not know of yet.
         self._over: deque[Incident] = deque(maxlen=_OUTAGES_KEPT)
 
-    async def note(self, incident: dict[str, Any]) -> None:
+    async def report(self, incident: dict[str, Any]) -> None:
         """Keep what an agent reports; while the store takes nothing, it is lost."""
         self._count(incident["id"], incident["cause"])
         try:
-            await self._store.note(incident)
+            await self._store.keep(incident)
         except ServiceError as error:
             log.debug("an incident was not kept: %s", error.message)
 
@@ -89,7 +89,7 @@ class IncidentLog:
             self._outage = None
         try:
             while self._over:
-                await self._store.note(self._over[0].to_dict())
+                await self._store.keep(self._over[0].to_dict())
                 self._over.popleft()
         except ServiceError as error:
             log.debug("an outage is kept for later: %s", error.message)

@@ -87,7 +87,7 @@ class Orchestrator:
         return self._recent_nodes.add(request.node, request.data_address)
 
     async def remove_node(self, node: str, incarnation: str) -> None:
-        """Let a node leave by itself; seats that it still has are lost. Leaving twice is fine.
+        """Remove a node that leaves by itself; seats that it still has are lost. Twice is fine.
 
         Raises:
             Refusal: 403, the node lives in another incarnation.

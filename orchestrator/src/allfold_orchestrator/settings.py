@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from allfold_core.errors import InvalidArgument
 from allfold_orchestrator.membership.group_state import LinkSettings
-from allfold_orchestrator.store import sentinel
+from allfold_orchestrator.store import redis_client
 from allfold_orchestrator.store.redis_client import EMBEDDED, read_password
 from allfold_service.addresses import split
 from allfold_service.credentials import Tokens, parse
@@ -79,8 +79,8 @@ class Settings(ServiceSettings):
     @field_validator("redis_url")
     @classmethod
     def _is_store(cls, value: str) -> str:
-        if value.startswith(sentinel.SCHEMES):
-            sentinel.parse(value)
+        if value.startswith(redis_client.SCHEMES):
+            redis_client.parse(value)
         elif value != EMBEDDED and not value.startswith(("redis://", "rediss://", "unix://")):
             has_password = "@" in value or "password=" in value
             got = "one with a password, which is not shown" if has_password else repr(value)

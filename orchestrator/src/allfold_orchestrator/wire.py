@@ -16,8 +16,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from allfold_control.messages import MAX_GROUPS_OF_A_NODE, Given, IncidentReport
 from allfold_core import schema
-from allfold_core.group_key import DIGEST_PATTERN
-from allfold_core.group_options import Joins, OnLoss
+from allfold_core.group_options import KEY_DIGEST_PATTERN, Joins, OnLoss
 from allfold_core.plan import Plan
 from allfold_core.schedules.registry import SPELLING
 from allfold_core.schema import (
@@ -214,7 +213,7 @@ class JoinGroup(Request):
     )
     key: str = Field(
         default="",
-        pattern=DIGEST_PATTERN,
+        pattern=KEY_DIGEST_PATTERN,
         description="Digest of the group's key, which all its ranks must have; empty without one.",
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from allfold_core.diagnosis.hindrances import Hindrances
+from allfold_core.diagnosis.stragglers import Hindrances
 from allfold_core.incident import LOST_SECONDS, Cause, Effect, Incident, link_culprit, rank_culprit
 
 LATE = Incident(
@@ -22,7 +22,7 @@ LINK = Incident("a-2", Cause.SLOW_LINK, Effect.SLOW, link_culprit("a", "b"), "th
 def test_ranks_are_quoted_with_what_their_processes_do_and_links_as_they_are() -> None:
     known = Hindrances()
     for each in (LATE, SLOW, LINK):
-        known.note(each, 0.0)
+        known.take_in(each, 0.0)
     assert known.of_ranks() == {3: "its process is in load (train.py:3)"}
     assert known.of_links() == ["the link is slow"]
 
@@ -30,8 +30,8 @@ def test_ranks_are_quoted_with_what_their_processes_do_and_links_as_they_are() -
 def test_what_is_over_is_not_quoted() -> None:
     known = Hindrances()
     for each in (LATE, LINK):
-        known.note(each, 0.0)
-    known.note(replace(LATE, ended=9.0), 1.0)
+        known.take_in(each, 0.0)
+    known.take_in(replace(LATE, ended=9.0), 1.0)
     assert known.of_ranks() == {}
     known.clear()
     assert known.of_links() == []
@@ -40,8 +40,8 @@ def test_what_is_over_is_not_quoted() -> None:
 def test_what_nobody_repeats_is_not_quoted_as_its_reporter_may_be_dead() -> None:
     known = Hindrances()
     for each in (LATE, LINK):
-        known.note(each, 0.0)
-    known.note(LINK, 5.0)
+        known.take_in(each, 0.0)
+    known.take_in(LINK, 5.0)
     known.forget_lost(LOST_SECONDS)
     assert len(known.of_ranks()) == 1
     known.forget_lost(LOST_SECONDS + 1.0)

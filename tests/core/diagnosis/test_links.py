@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from allfold_core.diagnosis.links import LinkSample, LinkTrouble, LinkWatch, worst
+from allfold_core.diagnosis.links import ConnectionWatch, LinkSample, LinkTrouble, worst
 from allfold_core.incident import Cause
 
 GOOD = LinkSample(0.0, 0.0, 0.0, 0, 0, 100e6, False, 0.0005, 0.0002)
@@ -14,9 +14,9 @@ class Link:
     """A link whose counters go on as told."""
 
     def __init__(self) -> None:
-        self.watch = LinkWatch()
+        self.watch = ConnectionWatch()
         self.sample = GOOD
-        self.watch.note(GOOD)
+        self.watch.judge(GOOD)
 
     def half_second(
         self,
@@ -40,7 +40,7 @@ class Link:
             is_bound=bound,
             round_trip=round_trip,
         )
-        return self.watch.note(self.sample)
+        return self.watch.judge(self.sample)
 
 
 def test_a_link_that_carries_much_less_than_before_is_slow_after_a_second() -> None:
@@ -68,7 +68,7 @@ def test_between_windows_the_last_judgement_holds() -> None:
     link.half_second(10e6)
     found = link.half_second(10e6)
     soon = replace(link.sample, at=link.sample.at + 0.1, rate=100e6)
-    assert link.watch.note(soon) is found
+    assert link.watch.judge(soon) is found
 
 
 def test_a_rate_that_the_application_or_the_receiver_limits_says_nothing() -> None:

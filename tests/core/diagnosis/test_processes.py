@@ -5,27 +5,29 @@ from __future__ import annotations
 import pytest
 
 from allfold_core.diagnosis.processes import (
-    Frame,
     ProcessLook,
-    Thread,
+    PythonThread,
+    StackFrame,
     describe_frames,
     explain,
     starved_share,
 )
 from allfold_core.incident import Cause
 
-STEP = Frame("step", "/home/me/train.py", 42)
-LOADER = Frame("__next__", "/usr/lib/python3.11/site-packages/torch/utils/data/loader.py", 701)
-WAIT = Frame("_block", "/venv/lib/python3.11/site-packages/allfold/_lane/short_lane.py", 9)
-CALL = Frame("all_reduce", "/venv/lib/python3.11/site-packages/allfold/_api.py", 223)
+STEP = StackFrame("step", "/home/me/train.py", 42)
+LOADER = StackFrame("__next__", "/usr/lib/python3.11/site-packages/torch/utils/data/loader.py", 701)
+WAIT = StackFrame("_block", "/venv/lib/python3.11/site-packages/allfold/_lane/short_lane.py", 9)
+CALL = StackFrame("all_reduce", "/venv/lib/python3.11/site-packages/allfold/_api.py", 223)
 
 
 def look(at: float, state: str = "S", ran: float = 0.0, queued: float = 0.0) -> ProcessLook:
     return ProcessLook(at, state, ran, queued)
 
 
-def thread(*frames: Frame, main: bool = True, active: bool = False, lock: bool = False) -> Thread:
-    return Thread(main, "MainThread" if main else "loader", active, lock, frames)
+def thread(
+    *frames: StackFrame, main: bool = True, active: bool = False, lock: bool = False
+) -> PythonThread:
+    return PythonThread(main, "MainThread" if main else "loader", active, lock, frames)
 
 
 def test_a_process_that_has_ended_is_said_to_have() -> None:
@@ -82,7 +84,7 @@ def test_another_thread_that_keeps_the_interpreter_lock_is_named() -> None:
 
 
 def test_a_thread_without_name_or_frames_can_keep_the_lock_too() -> None:
-    stacks = [Thread(False, "", True, True, ())]
+    stacks = [PythonThread(False, "", True, True, ())]
     found = explain(look(0), look(1), stacks, stacks)
     assert found.phrase == ("cannot run Python: thread without a name keeps the interpreter lock")
 
@@ -104,7 +106,9 @@ def test_library_code_is_shown_with_what_the_user_wrote_that_called_it() -> None
     assert describe_frames([LOADER, STEP]) == (
         "__next__ (loader.py:701), called from step (train.py:42)"
     )
-    assert describe_frames([STEP, Frame("main", "/home/me/train.py", 60)]) == "step (train.py:42)"
+    assert (
+        describe_frames([STEP, StackFrame("main", "/home/me/train.py", 60)]) == "step (train.py:42)"
+    )
     assert describe_frames([LOADER]) == "__next__ (loader.py:701)"
 
 
@@ -115,7 +119,7 @@ def test_of_the_sdk_the_function_is_shown_that_the_user_has_called() -> None:
 
 
 def test_a_method_of_a_group_is_a_call_of_allfold() -> None:
-    made = Frame("collective.<locals>.call", "/x/site-packages/allfold/_collectives.py", 41)
+    made = StackFrame("collective.<locals>.call", "/x/site-packages/allfold/_collectives.py", 41)
     assert describe_frames([WAIT, made, STEP]) == (
         "a call of allfold, called from step (train.py:42)"
     )

@@ -43,10 +43,10 @@ def test_ranks_without_calls_are_not_compared() -> None:
 def test_one_slow_window_is_an_accident_two_are_not() -> None:
     watch = StragglerWatch()
     slow, even = times(0.001, 0.03), times(0.001, 0.001)
-    assert watch.note(slow) is None
-    assert watch.note(even) is None
-    assert watch.note(slow) is None
-    found = watch.note(slow)
+    assert watch.judge(slow) is None
+    assert watch.judge(even) is None
+    assert watch.judge(slow) is None
+    found = watch.judge(slow)
     assert found is not None
     assert found.rank == 1
 
@@ -54,18 +54,18 @@ def test_one_slow_window_is_an_accident_two_are_not() -> None:
 def test_a_rank_stays_named_until_it_was_as_fast_as_the_others_for_a_while() -> None:
     watch = StragglerWatch(patience=2)
     slow, even = times(0.001, 0.03), times(0.001, 0.001)
-    named = [watch.note(each) for each in (slow, slow, even, slow, even, slow, slow, even, even)]
+    named = [watch.judge(each) for each in (slow, slow, even, slow, even, slow, slow, even, even)]
     assert [each is not None for each in named] == [False, *[True] * 7, False]
 
 
 def test_another_rank_takes_the_place_of_one_that_was_named() -> None:
     watch = StragglerWatch()
     windows = [times(0.001, 0.03)] * 2 + [times(0.03, 0.001)] * 2
-    named = [found and found.rank for found in map(watch.note, windows)]
+    named = [found and found.rank for found in map(watch.judge, windows)]
     assert named == [None, 1, 1, 0]
 
 
 def test_two_windows_of_different_ranks_are_no_pair() -> None:
     watch = StragglerWatch()
-    assert watch.note(times(0.001, 0.03)) is None
-    assert watch.note(times(0.03, 0.001)) is None
+    assert watch.judge(times(0.001, 0.03)) is None
+    assert watch.judge(times(0.03, 0.001)) is None

@@ -64,7 +64,7 @@ def table_of(plan: Plan, rates: dict[tuple[int, int], float], now: float = 0.0) 
     for to, node in enumerate(names):
         others = (each for each in range(len(names)) if each != to)
         told = {names[each]: rates.get((each, to), RATE) for each in others}
-        table.note(node, told, now)
+        table.record(node, told, now)
     return table
 
 
@@ -181,7 +181,7 @@ def test_on_a_busy_machine_all_links_are_alike_and_none_is_slow() -> None:
     names = [member.node for member in plan.members]
     table = LinkTable()
     for to, node in enumerate(names):
-        table.note(node, {names[to - 1]: RATE / (20 + to)}, 0.0)
+        table.record(node, {names[to - 1]: RATE / (20 + to)}, 0.0)
     figures = table.figures(plan, 1.0)
     assert figures.slow == ()
     assert better_layout(plan, plan, figures) is None
@@ -238,7 +238,7 @@ def test_a_link_of_which_nothing_is_heard_is_tried_again_and_believed_for_longer
     assert not figures.slow
     assert better_layout(present, plan, figures) == AS_OPENED
     again = BELIEVED_SECONDS + 10
-    table.note("n02", {"n01": RATE / 10}, again)
+    table.record("n02", {"n01": RATE / 10}, again)
     assert table.figures(plan, again + 2 * BELIEVED_SECONDS - 1).slow
     assert not table.figures(plan, again + 2 * BELIEVED_SECONDS + 1).slow
 
@@ -250,7 +250,7 @@ def test_a_link_that_is_healthy_again_takes_its_place_again() -> None:
     layout = better_layout(plan, plan, figures)
     assert layout is not None
     present = replace(arrange(plan, figures.usual, figures.slow), layout=layout)
-    table.note("n02", {"n01": RATE}, 2.0)
+    table.record("n02", {"n01": RATE}, 2.0)
     assert better_layout(present, plan, table.figures(plan, 3.0)) == AS_OPENED
 
 
@@ -273,8 +273,8 @@ def test_a_new_leader_believes_what_the_layout_was_made_for() -> None:
     names = [member.node for member in plan.members]
     table = LinkTable()
     table.adopt(layout, 0.0)
-    table.note(names[0], {names[3]: RATE}, 0.0)
-    table.note(names[3], {names[2]: RATE}, 0.0)
+    table.record(names[0], {names[3]: RATE}, 0.0)
+    table.record(names[3], {names[2]: RATE}, 0.0)
     assert table.figures(plan, 1.0).slow == layout.slow
     table.adopt(layout, BELIEVED_SECONDS)  # the same, not news
     assert not table.figures(plan, BELIEVED_SECONDS + 1).slow
@@ -288,12 +288,12 @@ def test_a_new_leader_keeps_the_layout_when_most_links_it_knows_are_the_slow_one
     present = arrange(plan, BETA, slow_links(plan, (1, 2), (2, 1)))
     table = LinkTable()
     table.adopt(present.layout, 0.0)
-    table.note("n02", dict.fromkeys(own, RATE), 0.0)
+    table.record("n02", dict.fromkeys(own, RATE), 0.0)
     figures = table.figures(plan, 1.0)
     assert figures.slow == present.layout.slow
     assert figures.usual == pytest.approx(BETA)
     assert better_layout(present, plan, figures) is None
-    table.note("n02", {"n01": RATE}, 2.0)
+    table.record("n02", {"n01": RATE}, 2.0)
     assert table.figures(plan, 3.0).slow == slow_links(plan, (2, 1)), "the other one has healed"
 
 
@@ -302,9 +302,9 @@ def test_a_link_that_has_healed_is_believed_to_be_slow_no_longer_than_at_first()
     table = table_of(plan, {(1, 2): RATE / 10})
     now = BELIEVED_SECONDS + 1
     assert not table.figures(plan, now).slow
-    table.note("n02", {"n01": RATE}, now)
+    table.record("n02", {"n01": RATE}, now)
     assert not table.figures(plan, now).slow
-    table.note("n02", slow, now)
+    table.record("n02", slow, now)
     assert table.figures(plan, now + BELIEVED_SECONDS - 1).slow
     assert not table.figures(plan, now + BELIEVED_SECONDS + 1).slow
 
@@ -320,12 +320,12 @@ def test_links_of_nodes_that_are_gone_do_not_count() -> None:
 def test_changes_become_rarer_the_more_there_are() -> None:
     limit, now, gaps = ChangeLimit(), 0.0, []
     for _ in range(12):
-        limit.note(now)
+        limit.count_change(now)
         before = now
         while not limit.allows(now):
             now += GAP_SECONDS
         gaps.append(now - before)
     assert gaps[:3] == [GAP_SECONDS, 2 * GAP_SECONDS, 4 * GAP_SECONDS]
     assert gaps[-1] == MOST_GAP_SECONDS
-    limit.note(now + 2 * MOST_GAP_SECONDS + 1)
+    limit.count_change(now + 2 * MOST_GAP_SECONDS + 1)
     assert limit.allows(now + 2 * MOST_GAP_SECONDS + 1 + GAP_SECONDS)

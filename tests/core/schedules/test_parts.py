@@ -23,7 +23,7 @@ from allfold_core.schedules.compiler import compile_program, compile_schedule
 from allfold_core.schedules.parts import (
     PAIR_STRIDE,
     End,
-    Layout,
+    NodeParts,
     Part,
     Placement,
     block_numels,
@@ -73,10 +73,10 @@ class Case:
         root = self.call.root
         return next((n for n, ranks in enumerate(self.placement) if root in ranks), -1)
 
-    def layouts(self) -> list[Layout]:
+    def layouts(self) -> list[NodeParts]:
         return [self._layout(node) for node in range(len(self.placement))]
 
-    def _layout(self, node: int) -> Layout:
+    def _layout(self, node: int) -> NodeParts:
         call = self.call
         if call.kind is Kind.ALL_TO_ALL:
             row = call.numel
@@ -147,7 +147,7 @@ def run(case: Case, inputs: list[Row], random: Random) -> list[Row]:
     return outputs
 
 
-def program_of(case: Case, node: int, placed: Layout) -> Program:
+def program_of(case: Case, node: int, placed: NodeParts) -> Program:
     return compile_program(
         case.call.kind,
         case.strategy,
@@ -160,7 +160,7 @@ def program_of(case: Case, node: int, placed: Layout) -> Program:
     )
 
 
-def worker_of(case: Case, node: int, placed: Layout, inputs: list[Row]) -> Worker:
+def worker_of(case: Case, node: int, placed: NodeParts, inputs: list[Row]) -> Worker:
     """A node whose work buffer holds the fold of what its ranks bring."""
     program = program_of(case, node, placed)
     worker = Worker(node, program, np.full(placed.held, UNWRITTEN), placed.place)

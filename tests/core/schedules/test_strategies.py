@@ -23,7 +23,7 @@ from allfold_core.schedules.schedule import (
     balanced_slices,
 )
 from allfold_core.schedules.strategies.double_tree import first_place, second_place
-from allfold_core.schedules.strategies.phases import Place, place_in_heap
+from allfold_core.schedules.strategies.phases import TreePlace, place_in_heap
 from allfold_core.schedules.strategies.tree import preorder_ranks
 from allfold_core.schedules.verify import verify
 from tests.core.cases import FEW, PLAIN, bytes_sent, labels_of, names_for, pairs_of, roots_of
@@ -251,8 +251,8 @@ def test_in_each_step_of_a_mesh_no_two_nodes_send_to_the_same_one(name: str) -> 
 
 def test_a_heap_of_arity_two_is_the_binary_tree_of_seven() -> None:
     places = [place_in_heap(7, 2, me) for me in range(7)]
-    assert places[:3] == [Place(-1, (1, 2)), Place(0, (3, 4)), Place(0, (5, 6))]
-    assert places[3:] == [Place(1, ()), Place(1, ()), Place(2, ()), Place(2, ())]
+    assert places[:3] == [TreePlace(-1, (1, 2)), TreePlace(0, (3, 4)), TreePlace(0, (5, 6))]
+    assert places[3:] == [TreePlace(1, ()), TreePlace(1, ()), TreePlace(2, ()), TreePlace(2, ())]
 
 
 @given(nodes=st.integers(1, 300), arity=st.integers(1, 400))
@@ -280,7 +280,7 @@ def test_an_arity_of_nodes_or_more_is_a_star_and_one_a_chain() -> None:
     assert programs("tree(1)") == programs("chain")
 
 
-def assert_tree(places: list[Place], arity: int) -> None:
+def assert_tree(places: list[TreePlace], arity: int) -> None:
     """Parents and children agree, and everybody is below the one root."""
     roots = [me for me, place in enumerate(places) if place.parent < 0]
     assert len(roots) == 1

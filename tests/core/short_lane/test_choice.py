@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allfold_core.codecs import Wire
-from allfold_core.dtypes import DType
+from allfold_core.dtypes import DType, Wire
 from allfold_core.group_options import GroupOptions
 from allfold_core.operations import Fingerprint, Kind, ReduceOp
 from allfold_core.plan import Plan

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from allfold_core.codecs import Wire
-from allfold_core.dtypes import DType
+from allfold_core.dtypes import DType, Wire
 from allfold_core.operations import AUTO, Fingerprint, Kind, ReduceOp
 from allfold_core.survival.reports import Call
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from allfold_core.diagnosis.hindrances import Hindrances
+from allfold_core.diagnosis.stragglers import Hindrances
 from allfold_core.dtypes import DType
 from allfold_core.errors import GpuFailed, MismatchError, PeerMissing
 from allfold_core.operations import AUTO, Fingerprint, Kind, ReduceOp

@@ -4,7 +4,7 @@ import torch
 
 from allfold_agent.arithmetic.codecs import codec_of
 from allfold_agent.arithmetic.error_feedback import Residual, ResidualAttempt
-from allfold_core.codecs import Wire
+from allfold_core.dtypes import Wire
 
 VALUES = torch.linspace(-1, 1, 256, dtype=torch.float32)
 

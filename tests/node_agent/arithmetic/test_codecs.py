@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allfold_agent.arithmetic.codecs import codec_of
-from allfold_core.codecs import INT8_BLOCK, Wire
+from allfold_core.dtypes import INT8_BLOCK, Wire
 from tests.support.cases import bfloat16_bits
 from tests.support.wires import LOSSY
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from allfold_agent.agent import Agent
+from allfold_agent.agent import NodeAgent
 from allfold_agent.control.app import make_app
 from allfold_agent.settings import AgentSettings
 
@@ -46,7 +46,7 @@ def facts(
     )
 
     async def ask() -> httpx.Response:
-        transport = httpx.ASGITransport(make_app(cast(Agent, agent)))
+        transport = httpx.ASGITransport(make_app(cast(NodeAgent, agent)))
         async with httpx.AsyncClient(transport=transport, base_url="http://a") as http:
             return await http.get("/v1/facts")
 

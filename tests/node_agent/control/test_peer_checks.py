@@ -15,7 +15,7 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from allfold_agent.agent import Agent
+from allfold_agent.agent import NodeAgent
 from allfold_agent.control.app import make_app
 from allfold_agent.data_port import DataPort
 from allfold_agent.http.transport import Transport
@@ -30,7 +30,9 @@ def check(node: str = "b", control: str = "", data: str = "", **more: Any) -> di
     """Have a node check another one; return its findings."""
     settings = AgentSettings.model_validate({"token": TOKEN, "ALLFOLD_AGENT_NAME": "a"})
     app = make_app(
-        cast(Agent, SimpleNamespace(settings=settings, transport=Transport(settings.credentials)))
+        cast(
+            NodeAgent, SimpleNamespace(settings=settings, transport=Transport(settings.credentials))
+        )
     )
     query = {"node": node, "control_url": control or closed_url(), "data_address": data or closed()}
 

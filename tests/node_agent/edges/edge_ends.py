@@ -21,9 +21,9 @@ from allfold_agent.runtime.buffers import BufferPool
 from allfold_core.dtypes import DType
 from allfold_core.errors import AllfoldError
 from allfold_core.operations import Fingerprint, Kind, ReduceOp
-from allfold_core.schedules.parts import End, Layout, Part
+from allfold_core.protocol.frames import FrameHeader, FrameType
+from allfold_core.schedules.parts import End, NodeParts, Part
 from allfold_core.schedules.schedule import Fold, Program, Slice
-from allfold_core.wire.frames import FrameHeader, FrameType
 from tests.support.waiting import never, wait_until
 
 NUMEL = 50_000
@@ -55,7 +55,7 @@ class Side:
         arithmetic = Arithmetic(fingerprint, 2)
         graph = build(program, node=node, numel=numel, chunk=chunk)
         whole = Part(Slice(0, numel), (End(0, 0),), (End(0, 0),))
-        layout = Layout((whole,), None, numel, numel)
+        layout = NodeParts((whole,), None, numel, numel)
         self.exchanges = [
             Executor(
                 graph,

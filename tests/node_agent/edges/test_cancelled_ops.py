@@ -6,8 +6,8 @@ import socket
 
 from allfold_agent.edges.out_edge import OutEdge
 from allfold_agent.execution.op_edges import OpSender
+from allfold_core.protocol.frames import HEADER_SIZE, FrameHeader
 from allfold_core.schedules.schedule import Send, Slice
-from allfold_core.wire.frames import HEADER_SIZE, FrameHeader
 from tests.node_agent.edges.edge_ends import CHUNK, DEADLINE, FINGERPRINT, STAMP, Side
 from tests.support.waiting import wait_until
 

@@ -13,8 +13,8 @@ from allfold_agent.edges.out_edge import OutEdge
 from allfold_agent.p2p.messages import content_frames
 from allfold_agent.runtime.reactor import Reactor
 from allfold_core.errors import PeerLost
+from allfold_core.protocol.frames import HEADER_SIZE
 from allfold_core.schedules.schedule import Receive, Send, Slice
-from allfold_core.wire.frames import HEADER_SIZE
 from tests.node_agent.edges.edge_ends import DEADLINE, KIB, Feed, Side, frames_of
 from tests.support.fakes.damaged_wire import tcp_pair
 from tests.support.waiting import wait_until

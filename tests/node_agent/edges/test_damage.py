@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from allfold_core.errors import PeerLost
-from allfold_core.wire.frames import HEADER_SIZE
-from allfold_core.wire.local_wire import FIRST_PAIR, Message
+from allfold_core.protocol.frames import HEADER_SIZE
+from allfold_core.protocol.rank_messages import FIRST_PAIR, Message
 from tests.support.fakes.damaged_wire import DamagedWire
 from tests.support.fakes.local_groups import LINGER_SECONDS, LocalGroups, local_groups
 from tests.support.waiting import wait_until

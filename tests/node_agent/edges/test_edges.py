@@ -22,8 +22,8 @@ from allfold_agent.execution.op_edges import OpSender
 from allfold_agent.p2p.messages import PARCEL_BYTES, content_frames, control_frame
 from allfold_agent.runtime.reactor import Reactor
 from allfold_core.errors import PeerLost
+from allfold_core.protocol.frames import ACK, HEADER_SIZE, FrameHeader, FrameType
 from allfold_core.schedules.schedule import Receive, Send, Slice
-from allfold_core.wire.frames import ACK, HEADER_SIZE, FrameHeader, FrameType
 from tests.node_agent.edges.edge_ends import (
     CHUNK,
     DEADLINE,

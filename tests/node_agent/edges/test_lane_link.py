@@ -12,7 +12,7 @@ import xxhash
 from allfold_agent.edges.lane_link import LaneDoor, LaneLink
 from allfold_agent.runtime.lane_thread import LaneThread
 from allfold_core.errors import PeerLost
-from allfold_core.wire.frames import HEADER_SIZE, FrameHeader, FrameType
+from allfold_core.protocol.frames import HEADER_SIZE, FrameHeader, FrameType
 from tests.node_agent.in_lane import in_thread
 from tests.support.fakes.damaged_wire import tcp_pair
 from tests.support.waiting import wait_until

@@ -5,11 +5,11 @@ from __future__ import annotations
 import socket
 from threading import Event
 
+from allfold_agent.edges.connections import InConnection
 from allfold_agent.edges.edges import Edges
-from allfold_agent.edges.in_connection import InConnection
 from allfold_agent.edges.out_edge import OutEdge
 from allfold_agent.p2p.messages import control_frame
-from allfold_core.wire.frames import ACK, HEADER_SIZE, FrameType
+from allfold_core.protocol.frames import ACK, HEADER_SIZE, FrameType
 from tests.node_agent.edges.edge_ends import DEADLINE
 from tests.support.fakes.local_groups import local_groups
 from tests.support.waiting import wait_until

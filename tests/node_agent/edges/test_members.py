@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from allfold_agent.edges.members import Members, lives_of
+from allfold_agent.edges.members import GroupNodes, lives_of
 from allfold_core.survival.records import Term
 from allfold_core.topology import Member
 
@@ -14,8 +14,8 @@ def member(node: str, incarnation: str = "x") -> Member:
 FIRST = Term(1, 1, ("a", "b"), (1, 1))
 
 
-def members() -> Members:
-    return Members((member("a"), member("b"), member("gone")), FIRST)
+def members() -> GroupNodes:
+    return GroupNodes((member("a"), member("b"), member("gone")), FIRST)
 
 
 def test_a_node_has_a_life_if_the_term_has_it() -> None:

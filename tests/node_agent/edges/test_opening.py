@@ -14,7 +14,7 @@ from allfold_agent.edges.opening import EdgeOpener, EdgeRequest
 from allfold_agent.http.client import upgrade
 from allfold_agent.tensors.offers import Offers
 from allfold_core.errors import PeerError, PeerLost, ServiceError
-from allfold_core.wire.frames import EDGE_PROTOCOL
+from allfold_core.protocol.frames import EDGE_PROTOCOL
 from tests.node_agent.data_ports import EDGE, TOKEN, Port, answering, read_all, serving
 from tests.support.credentials import transport
 from tests.support.descriptors import no_descriptors_left

@@ -12,8 +12,8 @@ import pytest
 from allfold_agent.edges.in_edge import InEdge
 from allfold_agent.runtime.reactor import Reactor
 from allfold_core.errors import PeerLost
+from allfold_core.protocol.frames import HEADER_SIZE
 from allfold_core.schedules.schedule import Await, Receive, Slice
-from allfold_core.wire.frames import HEADER_SIZE
 from tests.node_agent.edges.edge_ends import DEADLINE, KIB, Feed, Side, content, frames_of
 from tests.support.fakes.damaged_wire import tcp_pair
 from tests.support.waiting import wait_until

@@ -4,15 +4,15 @@ import json
 
 import pytest
 
+from allfold_agent.edges.link_probe import PROBE_PROTOCOL, PROBE_TARGET
 from allfold_agent.http.client import upgrade
-from allfold_agent.membership.link_probe import PROBE_PROTOCOL, PROBE_TARGET
 from allfold_core.errors import (
     InvalidArgument,
     LocalError,
     PeerMissing,
     RegisterParamsMismatch,
 )
-from allfold_core.wire.frames import EDGE_PROTOCOL
+from allfold_core.protocol.frames import EDGE_PROTOCOL
 from tests.node_agent.data_ports import EDGE, RAW_EDGE, TOKEN, Port, get, serving
 from tests.support.credentials import transport
 

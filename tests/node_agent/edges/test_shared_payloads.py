@@ -22,8 +22,8 @@ from allfold_agent.edges.received_files import MissingFile, ReceivedFiles
 from allfold_agent.execution.op_edges import OpSender
 from allfold_agent.runtime.buffers import SHARED_BYTES, BufferPool
 from allfold_agent.runtime.reactor import Reactor
+from allfold_core.protocol.frames import FrameError, SharedRange
 from allfold_core.schedules.schedule import Fold, Program, Receive, Send, Slice
-from allfold_core.wire.frames import FrameError, SharedRange
 from tests.node_agent.edges.edge_ends import DEADLINE, FINGERPRINT, STAMP, Side, content
 from tests.support.fakes.relays import forward, relay
 from tests.support.waiting import never
@@ -213,6 +213,6 @@ def test_a_buffer_keeps_its_slot_until_there_are_more_buffers_than_slots() -> No
     for number, buffer in enumerate(every):
         assert sent_files.slot_of(buffer) is None
         assert sent_files.next_slot == number % SLOTS
-        sent_files.note(buffer)
+        sent_files.add(buffer)
     assert [sent_files.slot_of(each) for each in every[:3]] == [None, None, 2]
     assert [sent_files.slot_of(each) for each in every[-2:]] == [0, 1]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from allfold_core.errors import AllfoldError, ServiceError
-from allfold_core.wire.local_wire import FIRST_PAIR, Message
+from allfold_core.protocol.rank_messages import FIRST_PAIR, Message
 from tests.support.fakes.local_groups import LocalGroups, local_groups
 
 

@@ -16,7 +16,7 @@ import torch
 from allfold_agent.arithmetic.codecs import codec_of
 from allfold_agent.arithmetic.operands import Operands
 from allfold_agent.edges.out_edge import OutEdge
-from allfold_core.codecs import Wire
+from allfold_core.dtypes import Wire
 from allfold_core.errors import PeerMissing, ServiceError
 from allfold_core.operations import Kind, ReduceOp
 from allfold_core.schedules.parts import Part

@@ -15,7 +15,7 @@ import numpy as np
 
 from allfold_agent.gpu import gpus as proof_module
 from allfold_agent.gpu.completions import FencePoller
-from allfold_agent.gpu.device import Device, Point, RankMemory
+from allfold_agent.gpu.device import GpuDevice, GpuEvent, RankMemory
 from allfold_agent.gpu.gpus import Gpus
 from allfold_agent.gpu.kernels import Variant
 from allfold_agent.runtime.buffers import MappedMemory
@@ -115,7 +115,7 @@ def drop_all() -> list[int]:
     return [before, mapped_files()]
 
 
-def await_releases(device: Device) -> None:
+def await_releases(device: GpuDevice) -> None:
     """Return when the device has let go of all that was dropped."""
     done = Event()
     device.releases.later(done.set)
@@ -149,7 +149,7 @@ def pinned_memory() -> tuple[MappedMemory, Any]:
     return memory, np.frombuffer(memory.memory, np.float32)
 
 
-def await_point(device: Device, point: Point) -> None:
+def await_point(device: GpuDevice, point: GpuEvent) -> None:
     deadline = time.monotonic() + SECONDS
     while not point.is_reached():
         assert time.monotonic() < deadline, "the point is not reached"
@@ -187,7 +187,7 @@ def collect_in_another_context() -> list[float]:
     one, other = (memory.device for memory in kept["opened"])
     for _ in range(5):
         with other.current():
-            point: Point | None = other.mark()
+            point: GpuEvent | None = other.mark()
         with one.current():
             assert point is not None
             await_point(other, point)  # which needs the other context

@@ -24,7 +24,7 @@ from allfold_agent.runtime.threads import WorkerPool
 from allfold_core.dtypes import DType
 from allfold_core.errors import Evicted
 from allfold_core.operations import Fingerprint, Kind, ReduceOp
-from allfold_core.wire.local_wire import OpMessage, Region
+from allfold_core.protocol.rank_messages import OpMessage, Region
 from tests.support.fakes.local_groups import make_plan
 from tests.support.fakes.local_rank import session_of
 from tests.support.waiting import never

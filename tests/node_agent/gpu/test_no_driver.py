@@ -15,11 +15,11 @@ PROGRAM = """
 import sys
 from pathlib import Path
 sys.modules["cuda.bindings"] = None
-from allfold_agent.gpu import driver
-driver._CONTROL = Path(sys.argv[1])
+from allfold_agent.gpu import device
+device._CONTROL = Path(sys.argv[1])
 try:
-    driver.load()
-except driver.CudaUnavailable as error:
+    device.load()
+except device.DriverUnavailable as error:
     print(error)
 """
 

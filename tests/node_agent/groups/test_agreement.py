@@ -8,10 +8,10 @@ from typing import Any
 from allfold_agent.groups.agreement import Agreement
 from allfold_agent.groups.events import EventQueue
 from allfold_agent.groups.outcomes import OpTable
-from allfold_core.diagnosis.hindrances import Hindrances
+from allfold_core.diagnosis.stragglers import Hindrances
+from allfold_core.protocol.peer_link import LinkMessageType
 from allfold_core.survival.instructions import Instruction
 from allfold_core.survival.records import NO_EPOCH, Epoch, Seat, Stamp, Term
-from allfold_core.wire.peer_link import LinkMessageType
 from tests.support.policies import policy_with
 
 POLICY = policy_with(on_loss="shrink", max_world=2)

@@ -8,9 +8,9 @@ from typing import Literal
 import numpy as np
 import pytest
 
+from allfold_core.protocol.peer_link import LinkMessageType
 from allfold_core.survival.records import Stamp
 from allfold_core.topology import AS_OPENED, Layout, SlowLink
-from allfold_core.wire.peer_link import LinkMessageType
 from tests.support.fakes.local_groups import LocalGroups, local_groups, make_plan
 from tests.support.waiting import wait_until
 

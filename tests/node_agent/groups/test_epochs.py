@@ -15,9 +15,9 @@ from allfold_agent.groups.group import NodeGroup
 from allfold_agent.groups.registry import GroupRegistry
 from allfold_core.errors import InvalidArgument, PeerLost, PeerMissing, RegisterNotFirstOperation
 from allfold_core.operations import Kind, ReduceOp
+from allfold_core.protocol.peer_link import LinkMessageType
+from allfold_core.protocol.rank_messages import FIRST_PAIR, Message, Region
 from allfold_core.survival.reports import Doubt, Reason
-from allfold_core.wire.local_wire import FIRST_PAIR, Message, Region
-from allfold_core.wire.peer_link import LinkMessageType
 from tests.support.fakes.local_groups import LocalGroups, local_groups, make_plan
 from tests.support.fakes.local_rank import SECONDS
 

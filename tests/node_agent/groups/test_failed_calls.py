@@ -8,8 +8,8 @@ import pytest
 from allfold_agent.arithmetic.kernels import Arithmetic
 from allfold_agent.groups.op_runs import OpRuns
 from allfold_core.errors import Evicted, InvalidArgument, PeerLost, PeerRefused, ServiceError
+from allfold_core.protocol.rank_messages import MAX_OPEN_OPS
 from allfold_core.survival.instructions import Refuse
-from allfold_core.wire.local_wire import MAX_OPEN_OPS
 from tests.support.fakes.local_groups import local_groups
 
 

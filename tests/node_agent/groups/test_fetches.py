@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from allfold_agent.edges.opening import Lane
+from allfold_agent.edges.opening import Traffic
 from allfold_core.errors import LocalError, PeerLost, ServiceError
 from tests.support.fakes.local_groups import local_groups
 from tests.support.fakes.local_links import LocalLinks
@@ -26,7 +26,7 @@ def test_ranks_that_cannot_be_given_a_result_that_others_keep_are_out_of_the_gro
 ) -> None:
     """A result that was handed out cannot be taken back: a node that lacks it cannot go on."""
     monkeypatch.setattr(LocalLinks, "fetch", refuse)
-    dam = Dam(0, 1, after=1, lane=Lane.OPS)
+    dam = Dam(0, 1, after=1, lane=Traffic.OPS)
     with local_groups([[0], [1, 2]], dam=dam) as local:
         first, *others = local.ranks
         for rank in local.ranks:
@@ -56,7 +56,7 @@ def test_a_fetch_goes_on_for_as_long_as_the_deadline_of_its_op_stands_still(
         return refuse()
 
     monkeypatch.setattr(LocalLinks, "fetch", fetch)
-    dam = Dam(0, 1, after=1, lane=Lane.OPS)
+    dam = Dam(0, 1, after=1, lane=Traffic.OPS)
     with local_groups([[0], [1]], dam=dam) as local:
         for rank in local.ranks:
             rank.call(0, np.ones(100_000), timeout=60.0)

@@ -16,9 +16,9 @@ from allfold_agent.execution.op import Op
 from allfold_agent.groups.deadlines import DEADLINE_RETRY_SECONDS
 from allfold_agent.groups.group import NodeGroup
 from allfold_core.errors import InvalidArgument, PeerLost, PeerMissing
+from allfold_core.protocol.peer_link import LinkMessageType
 from allfold_core.survival.instructions import Instruction
 from allfold_core.survival.reports import Doubt, Reason
-from allfold_core.wire.peer_link import LinkMessageType
 from tests.support.fakes.local_groups import LocalGroups, local_groups
 from tests.support.fakes.local_rank import SECONDS, no_outcome
 from tests.support.waiting import wait_until

@@ -12,8 +12,8 @@ import pytest
 from allfold_agent.edges.opening import EdgeRequest
 from allfold_agent.groups.group import NodeGroup
 from allfold_core.errors import LocalError, PeerMissing, PeerSentIncoherentTensor
-from allfold_core.wire.frames import FrameHeader, FrameType
-from allfold_core.wire.peer_link import LinkMessageType
+from allfold_core.protocol.frames import FrameHeader, FrameType
+from allfold_core.protocol.peer_link import LinkMessageType
 from tests.support.fakes.local_groups import LocalGroups, local_groups, make_plan
 from tests.support.fakes.local_rank import no_outcome
 from tests.support.waiting import wait_until

@@ -17,7 +17,7 @@ from allfold_agent.groups.outcomes import OpTable
 from allfold_agent.runtime.lane_thread import LaneThread
 from allfold_core.dtypes import DType
 from allfold_core.operations import AUTO, Fingerprint, Kind, ReduceOp
-from allfold_core.wire.frames import FrameHeader, FrameType
+from allfold_core.protocol.frames import FrameHeader, FrameType
 from tests.node_agent.groups.lane_nodes import NodesOfALane, Placement
 
 STAMP = 7 << 40

@@ -9,15 +9,15 @@ from threading import Lock
 
 import pytest
 
-from allfold_agent.edges.members import Members
-from allfold_agent.edges.opening import Dial, EdgeRequest, Lane
+from allfold_agent.edges.members import GroupNodes
+from allfold_agent.edges.opening import Dial, EdgeRequest, Traffic
 from allfold_agent.groups.lane.links import LaneLinks
 from allfold_agent.runtime.lane_thread import LaneThread
 from allfold_core.errors import PeerLost, ServiceError
 from allfold_core.plan import Plan
+from allfold_core.protocol.frames import FrameHeader
 from allfold_core.survival.plans import first_term
 from allfold_core.survival.records import Term
-from allfold_core.wire.frames import FrameHeader
 from tests.node_agent.in_lane import in_thread
 from tests.support.fakes.local_groups import make_plan
 from tests.support.waiting import wait_until
@@ -31,7 +31,7 @@ class Node:
     def __init__(self, name: str, plan: Plan, network: Network) -> None:
         self.name = name
         self.thread = LaneThread(name)
-        self.members = Members(plan.members, first_term(plan))
+        self.members = GroupNodes(plan.members, first_term(plan))
         self.frames: list[tuple[str, int, bytes]] = []
         self.changes = 0
         self.links = LaneLinks(
@@ -171,7 +171,7 @@ def test_each_node_dials_each_other_one_once_and_frames_go_both_ways(network: Ne
     assert len(network.requests) == len(pairs)
     assert {(each.src, each.dst) for each in network.requests} == pairs
     assert {(each.lane, each.group, each.from_frame) for each in network.requests} == {
-        (Lane.SHORT, "test", 0)
+        (Traffic.SHORT, "test", 0)
     }
     assert network.requests[0].lives == tuple(
         f"life {name[-1]}.3" for name in (network.requests[0].src, network.requests[0].dst)
@@ -258,7 +258,7 @@ def test_a_node_that_leaves_has_no_link_and_one_that_comes_back_has_a_new_one(
     assert node.links.to("node2") is None
     assert node.links.are_whole(["node1", "node2"])  # the group goes on without that one
     with pytest.raises(PeerLost):
-        node.links.serve(EdgeRequest("test", 3, "node0", "node2", lane=Lane.SHORT))
+        node.links.serve(EdgeRequest("test", 3, "node0", "node2", lane=Traffic.SHORT))
     node.links.want(["node1"])
     wait_until(lambda: not in_thread(node.thread, lambda: old.is_whole), "its link has ended")
     wait_until(lambda: not network.are_whole("node2"), "the other end is told")
@@ -292,7 +292,7 @@ def test_closed_links_end_their_connections_and_serve_and_dial_nobody(network: N
     wait_until(lambda: not network.are_whole("node1"), "node1 knows")
     wait_until(lambda: not network.are_whole("node2"), "node2 knows")
     with pytest.raises(PeerLost):
-        node.links.serve(EdgeRequest("test", 3, "node0", "node1", lane=Lane.SHORT))
+        node.links.serve(EdgeRequest("test", 3, "node0", "node1", lane=Traffic.SHORT))
     dialled = network.dials("node1", "node0")
     node.links.want(node.others)
     in_thread(node.thread, lambda: None)

@@ -14,8 +14,8 @@ import pytest
 from allfold_agent.control.status import describe_group
 from allfold_agent.groups.neighbours import LOOK_SECONDS
 from allfold_core.pricing.slow_links import BELIEVED_SECONDS
+from allfold_core.protocol.peer_link import LinkMessageType
 from allfold_core.topology import AS_OPENED, LinkModel
-from allfold_core.wire.peer_link import LinkMessageType
 from tests.support.fakes.damaged_wire import DamagedWire
 from tests.support.fakes.local_groups import LocalGroups, local_groups, make_plan
 from tests.support.fakes.local_rank import SECONDS
@@ -39,7 +39,7 @@ class Watched:
     def measure(self, source: int, destination: int, rate: float) -> None:
         found = self.local.groups[destination].edges.rates()[f"node{source}"]
         for _ in range(5):
-            found.note(4 << 20, (4 << 20) / rate)
+            found.add_sample(4 << 20, (4 << 20) / rate)
 
     def measure_all(self, rate: float) -> None:
         nodes = range(len(self.local.groups))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from allfold_agent.arithmetic.operands import Operands
-from allfold_agent.edges.opening import Lane
+from allfold_agent.edges.opening import Traffic
 from allfold_core.errors import (
     AllfoldError,
     BelowMinWorld,
@@ -20,9 +20,9 @@ from allfold_core.errors import (
     WorldChanged,
 )
 from allfold_core.operations import Kind
+from allfold_core.protocol.peer_link import LinkMessageType
 from allfold_core.survival.reports import Doubt, Reason
 from allfold_core.verdict import LEFT
-from allfold_core.wire.peer_link import LinkMessageType
 from tests.support.fakes.local_groups import LocalGroups, local_groups, make_plan
 from tests.support.fakes.local_rank import SECONDS, LocalRank, no_outcome
 from tests.support.fakes.relays import Dam
@@ -250,7 +250,7 @@ def test_a_round_goes_on_when_the_link_is_up_again(lost: LinkMessageType) -> Non
 @contextmanager
 def one_side_done(numel: int) -> Iterator[LocalGroups]:
     """Node 0 has handed the result of op 0 to its ranks; what node 1 is to get is stuck."""
-    dam = Dam(0, 1, after=1, lane=Lane.OPS)
+    dam = Dam(0, 1, after=1, lane=Traffic.OPS)
     with local_groups([[0], [1, 2]], dam=dam) as local:
         for rank in local.ranks:
             rank.call(0, np.full(numel, 1.0 + rank.rank))

@@ -9,9 +9,9 @@ import pytest
 
 from allfold_agent.groups.group import NodeGroup
 from allfold_core.errors import PeerMissing
+from allfold_core.protocol.peer_link import LinkMessageType
+from allfold_core.protocol.rank_messages import FIRST_PAIR, Message
 from allfold_core.survival.reports import Doubt, Reason
-from allfold_core.wire.local_wire import FIRST_PAIR, Message
-from allfold_core.wire.peer_link import LinkMessageType
 from tests.support.fakes.local_groups import LocalGroups, local_groups
 from tests.support.fakes.local_rank import LocalRank, no_outcome
 from tests.support.waiting import wait_until

@@ -13,12 +13,12 @@ import pytest
 from allfold_core.errors import Evicted, PeerLost, ServiceError, WorldChanged
 from allfold_core.mailbox import ANY_SOURCE
 from allfold_core.operations import Kind, ReduceOp
+from allfold_core.protocol.peer_link import LinkMessageType
+from allfold_core.protocol.rank_messages import Message
 from allfold_core.survival.judge import packed
 from allfold_core.survival.plans import first_record
 from allfold_core.survival.reports import Doubt, Reason
 from allfold_core.verdict import LEFT
-from allfold_core.wire.local_wire import Message
-from allfold_core.wire.peer_link import LinkMessageType
 from tests.node_agent.groups.test_losses import errors_of, shrinking, works
 from tests.support.fakes.local_groups import LocalGroups, local_groups, make_plan
 from tests.support.fakes.local_rank import LocalRank, no_outcome

@@ -7,7 +7,7 @@ import pytest
 
 from allfold_agent.http.client import upgrade
 from allfold_core.errors import PeerError, PeerLost
-from allfold_core.wire.frames import EDGE_PROTOCOL
+from allfold_core.protocol.frames import EDGE_PROTOCOL
 from tests.node_agent.data_ports import EDGE, answering
 from tests.support.credentials import transport
 

@@ -14,13 +14,13 @@ from time import monotonic
 import pytest
 
 from allfold_agent.data_port import DataPort
+from allfold_agent.edges.link_probe import PROBE_PROTOCOL, PROBE_TARGET, measure
 from allfold_agent.http.client import get_json, upgrade
 from allfold_agent.http.connections import ConnectionLimits
 from allfold_agent.http.transport import Transport
-from allfold_agent.membership.link_probe import PROBE_PROTOCOL, PROBE_TARGET, measure
 from allfold_agent.tensors.offers import Offers
 from allfold_core.errors import AllfoldError, LocalError, PeerLost, ServiceError
-from allfold_core.wire.frames import EDGE_PROTOCOL
+from allfold_core.protocol.frames import EDGE_PROTOCOL
 from allfold_service.credentials import Credentials, Tokens
 from allfold_service.tls import TlsIdentity
 from tests.support.credentials import certificates, with_tls

@@ -12,12 +12,13 @@ from unittest.mock import create_autospec
 
 from allfold_agent.gpu.completions import FencePoller
 from allfold_agent.gpu.gpus import Gpus
-from allfold_agent.local.server import LocalServer, Registrar
+from allfold_agent.local.memberships import Registrar
+from allfold_agent.local.server import LocalServer
 from allfold_agent.local.state_transfers import StateTransfers
 from allfold_agent.runtime.reactor import Reactor
 from allfold_agent.runtime.threads import WorkerPool
 from allfold_agent.tensors.offers import Offers
-from allfold_core.wire.local_wire import MAX_MESSAGE, PROTOCOL_VERSION, Message, pack_json
+from allfold_core.protocol.rank_messages import MAX_MESSAGE, PROTOCOL_VERSION, Message, pack_json
 from tests.support.credentials import transport
 
 

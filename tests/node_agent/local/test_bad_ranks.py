@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from allfold_agent.local import rank_connection
-from allfold_agent.local.server import MAX_JOINS, LocalServer
+from allfold_agent.local.memberships import MAX_JOINS
+from allfold_agent.local.server import LocalServer
 from allfold_core.dtypes import DType
 from allfold_core.errors import AllfoldError, InvalidArgument, MismatchError
 from allfold_core.operations import Fingerprint, Kind, ReduceOp
-from allfold_core.verdict import Evidence, judge_mismatch
-from allfold_core.wire.local_wire import (
+from allfold_core.protocol.rank_messages import (
     FIRST_PAIR,
     MAX_MESSAGE,
     PROTOCOL_VERSION,
@@ -30,6 +30,7 @@ from allfold_core.wire.local_wire import (
     pack_json,
     unpack_json,
 )
+from allfold_core.verdict import OpEvidence, judge_mismatch
 from tests.node_agent.local.served_ranks import empty_registrar, greeted, serving
 from tests.support.descriptors import no_descriptors_left
 from tests.support.fakes.local_groups import local_groups
@@ -155,7 +156,7 @@ def test_a_mismatch_of_hundreds_of_ranks_is_told_to_all() -> None:
         for rank in ranks
     }
     nodes = [f"n{rank}" for rank in ranks]
-    error = judge_mismatch("g", nodes, Evidence(0, calls, dict.fromkeys(ranks, 0)))
+    error = judge_mismatch("g", nodes, OpEvidence(0, calls, dict.fromkeys(ranks, 0)))
     assert error is not None
     packed = Outcome(Message.FAILED, 0, 0, epoch=0, body=error.to_dict()).pack()
     assert len(packed) < MAX_MESSAGE

@@ -10,8 +10,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from allfold_agent.local.server import Admission, LocalServer
-from allfold_core.wire.local_wire import (
+from allfold_agent.local.memberships import JoinResult
+from allfold_agent.local.server import LocalServer
+from allfold_core.protocol.rank_messages import (
     MAX_MESSAGE,
     Message,
     pack_json,
@@ -36,9 +37,9 @@ class StuckGpu:
 
 
 @contextmanager
-def joining(folder: Path) -> Iterator[tuple[LocalServer, Any, socket.socket, Future[Admission]]]:
+def joining(folder: Path) -> Iterator[tuple[LocalServer, Any, socket.socket, Future[JoinResult]]]:
     """A local server, its registrar, a process that joins, and what that will resolve to."""
-    outcome: Future[Admission] = Future()
+    outcome: Future[JoinResult] = Future()
     outcome.set_running_or_notify_cancel()  # the orchestrator has seated it: too late to cancel
     registrar = empty_registrar()
     registrar.join.return_value = outcome
@@ -61,7 +62,7 @@ def test_a_rank_with_memory_of_a_gpu_that_died_while_it_joined_is_not_seated(
         process.add_gpu_segment(0, memory)
         rank.close()
         wait_until(lambda: gpu.due, "the end of its process is seen, and waits for the GPU")
-        outcome.set_result(Admission(local.groups[0], local.groups[0].epochs[0]))
+        outcome.set_result(JoinResult(local.groups[0], local.groups[0].epochs[0]))
         wait_until(lambda: registrar.lose.called, "its seat is given up")
         ((membership,), _) = registrar.lose.call_args
         assert (membership.session, membership.epoch) == (SESSION, local.groups[0].current)
@@ -76,7 +77,7 @@ def test_a_rank_comes_into_the_group_as_it_was_opened_though_another_one_has_lef
     """Its first op tells it of the loss, as the first op after that tells the others."""
     with joining(tmp_path) as (_, _, rank, outcome), local_groups([[0, 1]]) as local:
         local.lose(1)
-        outcome.set_result(Admission(local.groups[0], local.groups[0].epochs[0]))
+        outcome.set_result(JoinResult(local.groups[0], local.groups[0].epochs[0]))
         answer = rank.recv(MAX_MESSAGE)
         assert answer[0] == Message.JOINED
         body = unpack_json(answer)

@@ -11,42 +11,38 @@ from unittest.mock import create_autospec
 
 import pytest
 
-from allfold_agent.agent import Agent
 from allfold_agent.groups.group import NodeGroup
 from allfold_agent.groups.registry import GroupRegistry
 from allfold_agent.joins import Joins
-from allfold_agent.local.rank_connection import Membership
-from allfold_agent.local.server import PROCESS_ENDED, Admission
+from allfold_agent.local.memberships import PROCESS_ENDED, JoinResult
+from allfold_agent.local.rank_connection import RankMembership
 from allfold_agent.membership.group_terms import EarlyNotices, GroupTerms
-from allfold_agent.membership.seats import Entry, Seats, check_request
+from allfold_agent.membership.seats import Entry, RankSeats, check_request
+from allfold_agent.registrar import ControlTasks, RankRegistrar
 from allfold_core.errors import InvalidArgument, PeerMissing
 from tests.support.fakes.local_groups import local_groups
 
 REQUEST = {"group": "test", "rank": 3, "session": "s", "init_timeout": 5.0}
 
 
-class Joining(Agent):
-    """An agent without ports, whose joins end as a test says."""
+class Joining(RankRegistrar):
+    """A registrar whose joins end as a test says."""
 
-    def __init__(
-        self,
-        future: Future[Admission],
-        dies_before_the_end: bool,
-        outcome: Admission | Exception,
-    ) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._tasks = set()
+    def __init__(self, dies_before_the_end: bool, outcome: JoinResult | Exception) -> None:
         joins: Any = create_autospec(Joins, instance=True)
         joins.join.side_effect = self._join
-        self._joins = joins
-        self.future = future
+        nothing: Any = None
+        super().__init__(
+            ControlTasks(), GroupRegistry(), joins, nothing, nothing, nothing, nothing, nothing
+        )
         self.dies = dies_before_the_end
         self.outcome = outcome
-        self.lost: list[Membership] = []
+        self.lost: list[RankMembership] = []
         self.complete = asyncio.Event()
         self.withdrawn = False
+        self.future = self.join(REQUEST)
 
-    async def _join(self, request: dict[str, Any], *, is_new: bool) -> Admission:
+    async def _join(self, request: dict[str, Any], *, is_new: bool) -> JoinResult:
         try:
             await self.complete.wait()
         except asyncio.CancelledError:
@@ -59,7 +55,7 @@ class Joining(Agent):
         return self.outcome
 
     def lose(
-        self, membership: Membership, reason: str = PROCESS_ENDED, *, withdraws: bool = False
+        self, membership: RankMembership, reason: str = PROCESS_ENDED, *, withdraws: bool = False
     ) -> None:
         self.lost.append(membership)
 
@@ -70,17 +66,16 @@ def group() -> Iterator[NodeGroup]:
         yield local.groups[0]
 
 
-def admission_to(group: NodeGroup) -> Admission:
-    return Admission(group, group.current)
+def admission_to(group: NodeGroup) -> JoinResult:
+    return JoinResult(group, group.current)
 
 
 async def join(
-    outcome: Admission | Exception, *, dies_before_the_end: bool = False
-) -> tuple[Joining, Future[Admission]]:
-    future: Future[Admission] = Future()
-    agent = Joining(future, dies_before_the_end, outcome)
-    agent._start_join(REQUEST, future)
-    return agent, future
+    outcome: JoinResult | Exception, *, dies_before_the_end: bool = False
+) -> tuple[Joining, Future[JoinResult]]:
+    agent = Joining(dies_before_the_end, outcome)
+    await settled()
+    return agent, agent.future
 
 
 async def complete(agent: Joining) -> None:
@@ -104,7 +99,7 @@ def test_a_rank_that_dies_as_its_join_completes_is_lost(group: NodeGroup) -> Non
 
 
 def test_a_rank_that_dies_while_it_joins_is_withdrawn(group: NodeGroup) -> None:
-    async def run() -> tuple[Joining, Future[Admission]]:
+    async def run() -> tuple[Joining, Future[JoinResult]]:
         agent, future = await join(admission_to(group))
         await settled()
         assert future.cancel()
@@ -124,7 +119,7 @@ def test_a_join_has_the_outcome_of_its_registration(
 ) -> None:
     outcome = error or admission_to(group)
 
-    async def run() -> tuple[Joining, Future[Admission]]:
+    async def run() -> tuple[Joining, Future[JoinResult]]:
         agent, future = await join(outcome)
         await complete(agent)
         return agent, future
@@ -153,7 +148,7 @@ def test_the_seat_of_a_rank_that_cannot_be_seated_here_is_given_up(
     notices = EarlyNotices(registry)
     if fails_at == "a notice":
         notices.apply("test", group.opening, fail)
-    seats: Any = create_autospec(Seats, instance=True)
+    seats: Any = create_autospec(RankSeats, instance=True)
     seats.join.return_value = Entry(group.current.plan)
     seats.give_up_seat.side_effect = lambda *seat, **_: given_up.append(seat)
     terms = create_autospec(GroupTerms, instance=True)

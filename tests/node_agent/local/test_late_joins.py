@@ -16,10 +16,10 @@ from allfold_agent.groups.group import NodeGroup
 from allfold_agent.groups.local_ranks import Admitted
 from allfold_agent.groups.registry import GroupRegistry
 from allfold_agent.joins import Joins
-from allfold_agent.local.server import Admission
-from allfold_agent.membership.draining import Draining
+from allfold_agent.local.memberships import JoinResult
+from allfold_agent.membership.draining import NodeDrain
 from allfold_agent.membership.group_terms import GroupTerms
-from allfold_agent.membership.seats import Entry, Seats
+from allfold_agent.membership.seats import Entry, RankSeats
 from allfold_core.errors import NodeDraining, PeerMissing
 from allfold_core.plan import Plan
 from allfold_core.survival.plans import first_record, first_term, without_ranks
@@ -68,9 +68,9 @@ class Late:
         self.disowned: list[tuple[str, TermRecord]] = []
         self.registry, self.opened = GroupRegistry(), list[NodeGroup]()
         self.record: TermRecord | None = RECORD
-        self.draining = Draining("a", list, lambda _: None)
+        self.draining = NodeDrain("a", list, lambda _: None)
         self._plan, self._waits_for = plan, waits_for
-        self.seats: Any = create_autospec(Seats, instance=True)
+        self.seats: Any = create_autospec(RankSeats, instance=True)
         self.seats.join.side_effect = self._seat
         self.seats.give_up_seat.side_effect = self._give_up
         self._joins = Joins(
@@ -106,7 +106,7 @@ class Late:
 
     def join(
         self, seconds: float = 5.0, *, is_new: bool = True, session: str = "new"
-    ) -> asyncio.Task[Admission]:
+    ) -> asyncio.Task[JoinResult]:
         request = {**REQUEST, "init_timeout": seconds, "session": session}
         return asyncio.create_task(self._joins.join(request, is_new=is_new))
 
@@ -127,7 +127,7 @@ def test_a_rank_that_is_let_in_gets_its_first_epoch() -> None:
         late = Late()
         joining = late.join()
         await heard(await late.asks(), EPOCH)
-        assert await joining == Admission(cast("NodeGroup", late.groups[0]), EPOCH)
+        assert await joining == JoinResult(cast("NodeGroup", late.groups[0]), EPOCH)
         assert late.groups[0].begun == 1
         assert (late.given_up, late.groups[0].ended) == ([], [])
 

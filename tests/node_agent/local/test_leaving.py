@@ -9,15 +9,16 @@ from unittest.mock import create_autospec
 
 import pytest
 
-from allfold_agent.agent import Agent
 from allfold_agent.groups.flight_recorder import Recordings
 from allfold_agent.groups.registry import GroupRegistry
-from allfold_agent.local.rank_connection import Membership
-from allfold_agent.membership.draining import Draining
+from allfold_agent.joins import Joins
+from allfold_agent.local.rank_connection import RankMembership
+from allfold_agent.membership.draining import NodeDrain
 from allfold_agent.membership.group_links import GroupLinks
-from allfold_agent.membership.seats import Seats
+from allfold_agent.membership.seats import RankSeats
 from allfold_agent.observation.failures import ExitObserver
 from allfold_agent.observation.incidents import Incidents
+from allfold_agent.registrar import ControlTasks, RankRegistrar
 from allfold_core.errors import Evicted, PeerLost
 from tests.support.fakes.local_groups import LocalGroups, local_groups
 from tests.support.fakes.local_rank import LocalRank
@@ -26,18 +27,23 @@ from tests.support.waiting import until
 EXCEPTION = "ended with an exception (ValueError: boom)"
 
 
-class Leaving(Agent):
-    """An agent without ports, and what it tells the orchestrator."""
+class Leaving(RankRegistrar):
+    """A registrar, and what it tells the orchestrator."""
 
     def __init__(self, local: LocalGroups) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._tasks = set()
         self.registry = GroupRegistry()
-        self.draining: Any = create_autospec(Draining, instance=True)
-        self.seats: Any = create_autospec(Seats, instance=True)
+        self.seats: Any = create_autospec(RankSeats, instance=True)
         self.group_links: Any = create_autospec(GroupLinks, instance=True)
-        self.recordings = Recordings()
-        self._exits = ExitObserver(Incidents("node0", lambda _: None))
+        super().__init__(
+            ControlTasks(),
+            self.registry,
+            create_autospec(Joins, instance=True),
+            self.seats,
+            create_autospec(NodeDrain, instance=True),
+            ExitObserver(Incidents("node0", lambda _: None)),
+            Recordings(),
+            self.group_links,
+        )
         self.registry.open(local.groups[0].plan, lambda: local.groups[0])
 
     def given_up(self) -> list[tuple[int, str]]:
@@ -54,8 +60,8 @@ def local() -> Iterator[LocalGroups]:
         yield local
 
 
-def membership(rank: LocalRank) -> Membership:
-    return Membership(rank.session, rank.group)
+def membership(rank: LocalRank) -> RankMembership:
+    return RankMembership(rank.session, rank.group)
 
 
 def sessions(local: LocalGroups) -> list[tuple[str, ...]]:
@@ -160,7 +166,7 @@ def test_a_group_without_this_node_is_closed_when_its_last_local_rank_leaves(
 def test_who_leaves_does_not_wait_for_ever_for_a_node_that_is_silent(
     local: LocalGroups, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("allfold_agent.agent._DEPARTURE_SECONDS", 0.05)
+    monkeypatch.setattr("allfold_agent.registrar._DEPARTURE_SECONDS", 0.05)
     local.links.cut("node1")
 
     async def run() -> Leaving:

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import pytest
 
-from allfold_agent.local.rank_connection import Membership
+from allfold_agent.local.rank_connection import RankMembership
 from allfold_agent.local.state_transfers import StateTransfers, _sources
 from allfold_agent.tensors.offers import Offer, Offers
 from allfold_core.errors import (
@@ -27,7 +27,7 @@ from allfold_core.errors import (
     WorldChanged,
     from_dict,
 )
-from allfold_core.wire.state_wire import BLOCK_BYTES, WINDOW_BLOCKS, TransferMessage
+from allfold_core.protocol.state_blocks import BLOCK_BYTES, WINDOW_BLOCKS, TransferMessage
 from tests.support.credentials import transport
 from tests.support.waiting import wait_until
 
@@ -35,10 +35,10 @@ OFFER = {"role": "offer", "id": "s", "head": 10, "total": 20, "layout": "x"}
 PULL = {"role": "pull", "epoch": 0, "sources": [[0, "s"]], "timeout": 5.0}
 
 
-def membership(**epochs: Any) -> Membership:
+def membership(**epochs: Any) -> RankMembership:
     """The seat of a rank whose agent knows some epochs."""
     known = {int(name.removeprefix("e")): epoch for name, epoch in epochs.items()}
-    return cast(Membership, SimpleNamespace(group=SimpleNamespace(name="g", epochs=known)))
+    return cast(RankMembership, SimpleNamespace(group=SimpleNamespace(name="g", epochs=known)))
 
 
 @contextmanager

@@ -18,15 +18,15 @@ from allfold_agent.membership.links import PeerLinks
 from allfold_agent.runtime.reactor import Reactor
 from allfold_agent.tensors.offers import Offers
 from allfold_core.errors import AllfoldError
-from allfold_core.survival.suspicion import Observation
-from allfold_core.wire.peer_link import (
+from allfold_core.protocol.peer_link import (
     LINK_PROTOCOL,
     Floor,
     GroupMessage,
+    GroupProgress,
     LinkMessageType,
     LinkReader,
-    Progress,
 )
+from allfold_core.survival.suspicion import Observation
 from tests.support.credentials import transport
 from tests.support.waiting import wait_until
 
@@ -41,9 +41,9 @@ class Recorder(LinkListener):
     def __init__(self) -> None:
         self.events: list[tuple[Any, ...]] = []
         self.messages: list[tuple[str, GroupMessage]] = []
-        self.said: Sequence[Progress] = ()
+        self.said: Sequence[GroupProgress] = ()
         self.known: Sequence[Floor] = ()
-        self.progress_of: dict[str, Sequence[Progress]] = {}
+        self.progress_of: dict[str, Sequence[GroupProgress]] = {}
         self.floors_of: dict[str, Sequence[Floor]] = {}
 
     def on_up(self, node: str, incarnation: str) -> None:
@@ -55,10 +55,10 @@ class Recorder(LinkListener):
     def on_message(self, node: str, message: GroupMessage) -> None:
         self.messages.append((node, message))
 
-    def progress(self, node: str) -> Sequence[Progress]:
+    def progress(self, node: str) -> Sequence[GroupProgress]:
         return self.said
 
-    def on_progress(self, node: str, progress: Sequence[Progress]) -> None:
+    def on_progress(self, node: str, progress: Sequence[GroupProgress]) -> None:
         self.progress_of[node] = progress
 
     def floors(self, node: str) -> Sequence[Floor]:

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+from allfold_agent.edges.link_probe import MeasuredLink
 from allfold_agent.membership.control_link import ControlLink
-from allfold_agent.membership.link_probe import Link
 from allfold_agent.membership.orchestrator_client import OrchestratorClient
-from allfold_agent.membership.registration import Identity, Registration
-from allfold_agent.membership.seats import Seats
+from allfold_agent.membership.registration import Identity, NodeRegistration
+from allfold_agent.membership.seats import RankSeats
 from allfold_control.messages import Held, Progress
 from allfold_control.records import record_fields
 from allfold_core.survival.records import Term
@@ -21,7 +21,7 @@ from allfold_core.survival.term_record import TermRecord, Voter
 from tests.support.credentials import with_token
 
 IDENTITY = Identity("a", "http://a:1", "a:2", "cpu", "", "0", cores=2)
-LINKS = {"near:1": Link(1e-4, 1e8), "far:1": Link(1e-2, 1e9)}
+LINKS = {"near:1": MeasuredLink(1e-4, 1e8), "far:1": MeasuredLink(1e-2, 1e9)}
 RECORD = TermRecord(1, Term(1, 1, ("a",), (1,)), {"a": Voter("1", "a:2", "http://a:1")}, (), 1)
 FIELDS = record_fields(RECORD)
 GROUP: Any = SimpleNamespace(name="train", opening=3)
@@ -86,8 +86,8 @@ class LinkedNode:
     """One node and what keeps it registered."""
 
     client: OrchestratorClient
-    registration: Registration
-    seats: Seats
+    registration: NodeRegistration
+    seats: RankSeats
     link: ControlLink
     listener: NotedByListener
     keeping: asyncio.Task[None]
@@ -104,7 +104,7 @@ class LinkedNode:
 @asynccontextmanager
 async def linked_node(
     *urls: str,
-    probe: Callable[[str], Link] = LINKS.__getitem__,
+    probe: Callable[[str], MeasuredLink] = LINKS.__getitem__,
     held: list[Any] | None = None,
     identify: Callable[[], Identity] = lambda: IDENTITY,
     listener: NotedByListener | None = None,
@@ -112,11 +112,11 @@ async def linked_node(
 ) -> AsyncIterator[LinkedNode]:
     """Keep a node registered at these replicas until the end of the block."""
     client = OrchestratorClient(",".join(urls), with_token(token))
-    registration = Registration(client, "a", identify, lambda: held or [], probe)
+    registration = NodeRegistration(client, "a", identify, lambda: held or [], probe)
     noted = listener or NotedByListener()
     noted.incarnation = lambda: registration.incarnation
     link = ControlLink(client, registration, noted, with_token(token))
-    seats = Seats(client, link, registration)
+    seats = RankSeats(client, link, registration)
     keeping = asyncio.create_task(link.keep())
     giving_back = asyncio.create_task(seats.keep_giving_back())
     node = LinkedNode(client, registration, seats, link, noted, keeping)

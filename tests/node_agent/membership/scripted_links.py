@@ -10,13 +10,13 @@ from typing import Any
 
 from allfold_agent.membership.link_connection import Pings
 from allfold_agent.membership.witness import Witness
+from allfold_core.protocol.peer_link import Floor
 from allfold_core.survival.suspicion import (
     LONGEST_PATIENCE_SECONDS,
     Awaited,
     Observation,
     RecentMaximum,
 )
-from allfold_core.wire.peer_link import Floor
 from tests.node_agent.membership.link_peer import Charges
 
 PING_SECONDS = 0.1

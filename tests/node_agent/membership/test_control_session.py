@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from allfold_agent.membership.control_socket import Session
+from allfold_agent.membership.control_socket import LinkSession
 
 BEAT = 0.5
 
 
-def registered(generation: int = 3, now: float = 100.0) -> Session:
-    session = Session(0, BEAT)
+def registered(generation: int = 3, now: float = 100.0) -> LinkSession:
+    session = LinkSession(0, BEAT)
     session.registers(now)
     session.registered(generation, now)
     return session
 
 
-def beats(session: Session, count: int) -> float:
+def beats(session: LinkSession, count: int) -> float:
     """Send as many BEATs as this, each as soon as it is due; return when the next one is."""
     for _ in range(count):
         session.beat(session.due)
@@ -24,7 +24,7 @@ def beats(session: Session, count: int) -> float:
 
 
 def test_no_term_counts_before_the_node_is_registered() -> None:
-    session = Session(3, BEAT)
+    session = LinkSession(3, BEAT)
     session.registers(0.0)
     assert not session.is_registered
     assert not session.takes_term_of(3)
@@ -61,7 +61,7 @@ def test_an_answer_that_nobody_has_asked_for_counts_for_no_later_registration() 
 
 
 def test_a_new_connection_reports_the_generation_of_the_last_one() -> None:
-    assert Session(registered(7).generation, BEAT).generation == 7
+    assert LinkSession(registered(7).generation, BEAT).generation == 7
 
 
 def test_the_first_beat_is_due_with_the_first_answer_and_the_next_half_a_second_later() -> None:
@@ -132,7 +132,7 @@ def test_extra_beats_do_not_make_the_orchestrator_silent_sooner() -> None:
 
 
 def test_a_registration_that_is_not_answered_in_time_is_silence() -> None:
-    session = Session(0, BEAT)
+    session = LinkSession(0, BEAT)
     session.registers(100.0)
     assert session.due == 105.0
     assert not session.is_silent(104.9)

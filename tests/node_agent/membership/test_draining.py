@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from allfold_agent.membership.draining import Draining
+from allfold_agent.membership.draining import NodeDrain
 from allfold_core.errors import NodeDraining
 from allfold_core.group_options import GroupOptions
 from tests.node_agent.membership.linked_node import NotedByListener, linked_node
@@ -34,7 +34,7 @@ def leave(of: Any) -> None:
 
 async def test_a_node_asks_its_ranks_once_and_then_refuses_others() -> None:
     asked: list[str] = []
-    draining = Draining("a", list, asked.append)
+    draining = NodeDrain("a", list, asked.append)
     draining.check()
     assert draining.problem is None
     draining.begin("an operator drains it")
@@ -45,7 +45,7 @@ async def test_a_node_asks_its_ranks_once_and_then_refuses_others() -> None:
 
 
 async def test_a_node_that_drains_refuses_those_who_wait_for_a_seat() -> None:
-    draining, asked = Draining("a", list, lambda _: None), asyncio.Event()
+    draining, asked = NodeDrain("a", list, lambda _: None), asyncio.Event()
 
     async def wait() -> None:
         async with draining.refusing():
@@ -62,7 +62,7 @@ async def test_a_node_that_drains_refuses_those_who_wait_for_a_seat() -> None:
 
 
 async def test_a_node_that_drains_refuses_nobody_who_has_a_seat() -> None:
-    draining = Draining("a", list, lambda _: None)
+    draining = NodeDrain("a", list, lambda _: None)
     async with draining.refusing():
         pass
     draining.begin("an operator drains it")
@@ -72,7 +72,7 @@ async def test_a_node_that_drains_refuses_nobody_who_has_a_seat() -> None:
 
 
 async def test_a_timeout_of_who_waits_for_a_seat_is_no_refusal() -> None:
-    draining = Draining("a", list, lambda _: None)
+    draining = NodeDrain("a", list, lambda _: None)
     with pytest.raises(TimeoutError):
         async with draining.refusing():
             raise TimeoutError
@@ -80,7 +80,7 @@ async def test_a_timeout_of_who_waits_for_a_seat_is_no_refusal() -> None:
 
 async def test_a_node_waits_until_the_last_rank_has_left_that_can() -> None:
     elastic, fixed = group("grows", "aba", 4), group("fixed", "ab", None)
-    draining = Draining("a", lambda: [elastic, fixed], lambda _: None)
+    draining = NodeDrain("a", lambda: [elastic, fixed], lambda _: None)
     waiting = asyncio.create_task(draining.wait(60.0))
     for _ in range(2):
         leave(elastic)  # a rank of node a, and the one of node b
@@ -95,12 +95,12 @@ async def test_a_node_waits_until_the_last_rank_has_left_that_can() -> None:
 
 async def test_a_node_does_not_wait_for_ranks_of_groups_that_are_not_elastic() -> None:
     fixed = group("fixed", "ab", None)
-    assert await within(10.0, Draining("a", lambda: [fixed], lambda _: None).wait(60.0))
+    assert await within(10.0, NodeDrain("a", lambda: [fixed], lambda _: None).wait(60.0))
 
 
 async def test_a_node_waits_for_them_too_where_it_is_to_wait_for_all() -> None:
     fixed = group("fixed", "a", None)
-    draining = Draining("a", lambda: [fixed], lambda _: None)
+    draining = NodeDrain("a", lambda: [fixed], lambda _: None)
     ending = asyncio.create_task(draining.end(60.0, "all"))
     for _ in range(3):
         await asyncio.sleep(0)
@@ -113,7 +113,7 @@ async def test_a_node_waits_for_them_too_where_it_is_to_wait_for_all() -> None:
 async def test_a_node_whose_ranks_do_not_leave_in_time_says_how_many(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    draining = Draining("a", lambda: [group("grows", "aab", 4)], lambda _: None)
+    draining = NodeDrain("a", lambda: [group("grows", "aab", 4)], lambda _: None)
     assert not await draining.wait(0.01)
     assert "after 0.01 s, 2 ranks have not left yet" in caplog.text
 
@@ -122,7 +122,7 @@ async def test_ranks_that_cannot_leave_are_named_in_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     groups = [group("grows", "aa", 4), group("fixed", "aba", None), group("elsewhere", "b", None)]
-    Draining("a", lambda: groups, lambda _: None).begin("its agent was told to end")
+    NodeDrain("a", lambda: groups, lambda _: None).begin("its agent was told to end")
     warnings = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
     assert [each for each in warnings if "cannot leave" in each] == [
         "ranks 0, 2 of group 'fixed' cannot leave before its end, as the group is not elastic"

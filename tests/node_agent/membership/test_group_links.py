@@ -19,10 +19,10 @@ from allfold_agent.membership.group_terms import EarlyNotices
 from allfold_agent.membership.links import PeerLinks
 from allfold_control.survival import Closed, pack
 from allfold_core.errors import PeerLost
+from allfold_core.protocol.peer_link import Floor, GroupMessage, GroupProgress, LinkMessageType
 from allfold_core.survival.plans import first_record
 from allfold_core.survival.reports import Doubt, Reason
 from allfold_core.survival.suspicion import Awaited, Observation
-from allfold_core.wire.peer_link import Floor, GroupMessage, LinkMessageType, Progress
 from tests.support.fakes.local_groups import LocalGroups, local_groups
 from tests.support.fakes.local_rank import no_outcome
 from tests.support.waiting import wait_until
@@ -127,13 +127,13 @@ def test_a_node_that_is_left_out_needs_no_link_and_is_told_nothing(
 def test_pings_carry_how_far_the_groups_are_that_two_nodes_share(
     local: LocalGroups, links: Links
 ) -> None:
-    links.links.on_progress("node1", [Progress("unknown", 9, 5, -1, 0)])
+    links.links.on_progress("node1", [GroupProgress("unknown", 9, 5, -1, 0)])
     local.call_all(0, [[1.0], [2.0]])
     assert [rank.outcome() for rank in local.ranks] == [(0, None)] * 2
-    assert links.links.progress("node1") == [Progress("test", OPENING, 0, -1, 0)]
+    assert links.links.progress("node1") == [GroupProgress("test", OPENING, 0, -1, 0)]
     assert links.links.progress("a node of another group") == []
     group = local.groups[0]
-    links.links.on_progress("node1", [Progress("test", OPENING, 0, -1, 0)])
+    links.links.on_progress("node1", [GroupProgress("test", OPENING, 0, -1, 0)])
     assert group.results.nbytes == 0
     assert links.links.floors("node1") == [Floor("test", OPENING, 0)]
     links.links.on_floors("node1", [Floor("test", OPENING, 0), Floor("unknown", 9, 5)])
@@ -144,7 +144,7 @@ def test_a_call_that_differs_from_what_the_ping_of_another_node_says_is_judged(
 ) -> None:
     """An op of which this node gets no frames: no other way would tell before the deadline."""
     local.ranks[0].call(0, [1.0])
-    links.links.on_progress("node1", [Progress("test", OPENING, -1, 0, 12345)])
+    links.links.on_progress("node1", [GroupProgress("test", OPENING, -1, 0, 12345)])
     assert local.rounds == 1
 
 

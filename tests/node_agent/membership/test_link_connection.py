@@ -10,7 +10,8 @@ from unittest.mock import create_autospec
 
 import pytest
 
-from allfold_agent.membership.link_connection import ConnectionOwner, LinkConnection
+from allfold_agent.membership.link_connection import LinkConnection
+from allfold_agent.membership.links import PeerLinks
 from allfold_agent.runtime.reactor import Reactor
 from tests.node_agent.membership.link_nodes import Node, link, nodes
 
@@ -24,7 +25,7 @@ def reactor() -> Iterator[Reactor]:
 
 def test_the_end_of_a_connection_is_told_once(reactor: Reactor) -> None:
     """Twice, and the link would dial twice."""
-    owner: Any = create_autospec(ConnectionOwner, instance=True)
+    owner: Any = create_autospec(PeerLinks, instance=True)
     ours, theirs = socket.socketpair()
     with theirs:
         connection = LinkConnection(ours, reactor, owner)

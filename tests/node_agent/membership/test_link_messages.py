@@ -7,8 +7,8 @@ from threading import Thread
 import pytest
 
 from allfold_agent.membership.link_connection import OUTBOX_BYTES
+from allfold_core.protocol.peer_link import Floor, GroupMessage, GroupProgress, LinkMessageType
 from allfold_core.survival.suspicion import Observation
-from allfold_core.wire.peer_link import Floor, GroupMessage, LinkMessageType, Progress
 from tests.node_agent.membership.link_nodes import (
     SECONDS,
     Node,
@@ -92,7 +92,7 @@ def test_nothing_is_sent_where_there_is_no_link() -> None:
 
 
 def test_pings_carry_how_far_the_groups_are() -> None:
-    progress = (Progress("train", 3, 41, 42, 2**63), Progress("other", 1, -1, -1, 0))
+    progress = (GroupProgress("train", 3, 41, 42, 2**63), GroupProgress("other", 1, -1, -1, 0))
     floors = (Floor("train", 3, 40, ("a", "c")),)
     with nodes("a", "b") as (a, b):
         a.heard.said, b.heard.known = progress, floors

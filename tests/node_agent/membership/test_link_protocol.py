@@ -10,7 +10,7 @@ from allfold_agent.http.client import upgrade
 from allfold_agent.membership import links
 from allfold_agent.membership.link_dialling import LinkRequest
 from allfold_core.errors import AllfoldError
-from allfold_core.wire.peer_link import LINK_PROTOCOL, Chosen, Hello, LinkReader, Ping
+from allfold_core.protocol.peer_link import LINK_PROTOCOL, Chosen, Hello, LinkReader, Ping
 from tests.node_agent.data_ports import serving
 from tests.node_agent.membership.link_nodes import (
     SECONDS,

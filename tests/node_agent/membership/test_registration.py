@@ -6,7 +6,7 @@ from threading import Event
 
 import pytest
 
-from allfold_agent.membership.link_probe import Link
+from allfold_agent.edges.link_probe import MeasuredLink
 from allfold_agent.membership.registration import Identity
 from allfold_core.errors import AllfoldError, PeerLost, PeerMissing
 from tests.node_agent.membership.linked_node import GROUP, IDENTITY, LINKS, linked_node
@@ -61,7 +61,7 @@ async def test_it_goes_on_with_the_others_where_one_cannot_be_measured(
 ) -> None:
     one.peers = ["gone:1", "near:1"]
 
-    def probe(address: str) -> Link:
+    def probe(address: str) -> MeasuredLink:
         if address == "gone:1":
             raise error
         return LINKS[address]
@@ -77,7 +77,7 @@ async def test_where_none_can_be_measured_it_goes_on_and_does_not_try_again(
     one.peers = ["gone:1", "gone:2"]
     asked: list[str] = []
 
-    def probe(address: str) -> Link:
+    def probe(address: str) -> MeasuredLink:
         asked.append(address)
         raise PeerLost("refused")
 
@@ -94,7 +94,7 @@ async def test_registering_again_it_brings_the_link_and_does_not_measure_again(
     one.peers = ["near:1"]
     asked: list[str] = []
 
-    def probe(address: str) -> Link:
+    def probe(address: str) -> MeasuredLink:
         asked.append(address)
         return LINKS[address]
 
@@ -131,7 +131,7 @@ async def test_a_probe_that_hangs_keeps_it_from_its_control_link_for_a_part_of_i
     one.lease_seconds = 0.4
     over = Event()
 
-    def probe(address: str) -> Link:
+    def probe(address: str) -> MeasuredLink:
         if address == "far:1":
             over.wait(30)
         return LINKS[address]

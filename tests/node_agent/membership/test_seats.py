@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from allfold_agent.membership.draining import Draining
-from allfold_agent.membership.link_probe import Link
+from allfold_agent.edges.link_probe import MeasuredLink
+from allfold_agent.membership.draining import NodeDrain
 from allfold_control.messages import Ask, dump
 from allfold_core.errors import (
     AllfoldError,
@@ -23,7 +23,7 @@ from allfold_core.errors import (
     PeerMissing,
     ServiceError,
 )
-from allfold_core.group_key import digest
+from allfold_core.group_options import digest_of_key
 from allfold_core.plan import Plan
 from tests.node_agent.membership.linked_node import LINKS, LinkedNode, linked_node
 from tests.node_agent.membership.scripted_orchestrator import ScriptedOrchestrator
@@ -66,7 +66,7 @@ async def test_ranks_wait_until_the_links_are_measured(one: ScriptedOrchestrator
     one.lease_seconds = 60
     over = Event()
 
-    def probe(address: str) -> Link:
+    def probe(address: str) -> MeasuredLink:
         over.wait(30)
         return LINKS[address]
 
@@ -119,7 +119,7 @@ async def test_the_key_of_a_group_leaves_the_node_as_a_digest(one: ScriptedOrche
     async with linked_node(one.url) as node:
         await join(node, {**JOIN, "key": "sesame"}, 30)
     (body,) = one.seats
-    assert body["key"] == digest("train", "sesame")
+    assert body["key"] == digest_of_key("train", "sesame")
     assert "sesame" not in str(body)
 
 
@@ -267,7 +267,7 @@ async def test_a_rank_whose_node_drains_while_it_waits_gives_its_seat_back(
     one: ScriptedOrchestrator,
 ) -> None:
     one.formation = None
-    draining = Draining("a", list, lambda _: None)
+    draining = NodeDrain("a", list, lambda _: None)
     async with linked_node(one.url) as node:
         link = await one.is_linked()
         body = {**JOIN, "init_timeout": 3600}

@@ -7,13 +7,13 @@ import re
 import pytest
 
 from allfold_agent.membership.witness import TICK_SECONDS
+from allfold_core.protocol.peer_link import Floor
 from allfold_core.survival.suspicion import (
     PATIENCE_SECONDS,
     STUCK_SECONDS,
     UNANSWERED_PINGS,
     Awaited,
 )
-from allfold_core.wire.peer_link import Floor
 from tests.node_agent.membership.scripted_links import PING_SECONDS, ScriptedLinks
 
 LONGEST = PATIENCE_SECONDS + PING_SECONDS + TICK_SECONDS

@@ -111,7 +111,7 @@ class Troubles:
     def __init__(self) -> None:
         self.now: LinkTrouble | None = None
 
-    def note(self, _: LinkSample) -> LinkTrouble | None:
+    def judge(self, _: LinkSample) -> LinkTrouble | None:
         return self.now
 
 
@@ -122,7 +122,7 @@ SLOW_LINK = LinkTrouble(Cause.SLOW_LINK, "is slow", {"rate": 1e6})
 @pytest.fixture
 def troubles(monkeypatch: pytest.MonkeyPatch) -> Troubles:
     found = Troubles()
-    monkeypatch.setattr(link_observer, "LinkWatch", lambda: found)
+    monkeypatch.setattr(link_observer, "ConnectionWatch", lambda: found)
     monkeypatch.setattr(link_observer, "sample", lambda _: object())
     return found
 

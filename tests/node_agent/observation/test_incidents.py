@@ -80,7 +80,7 @@ def test_a_line_of_the_log_says_that_it_is_over_unless_it_was_over_at_once(
     incidents: Incidents, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
-        incidents.note(replace(LATE, effect=Effect.FAILED, sentence="rank 3 has ended"))
+        incidents.report(replace(LATE, effect=Effect.FAILED, sentence="rank 3 has ended"))
         assert caplog.messages == ["rank 3 has ended"]
         incidents.open(KEY, LATE)
         incidents.end(KEY)
@@ -98,8 +98,8 @@ def test_what_is_over_at_once_is_told_as_begun_and_ended(
     incidents: Incidents, told: list[Incident], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
-        incidents.note(LATE)
-        incidents.note(LATE)
+        incidents.report(LATE)
+        incidents.report(LATE)
     assert caplog.messages == ["op 7 waits for rank 3"] * 2
     assert [each.is_open for each in told] == [True, False, True, False]
     assert len({each.id for each in told}) == 2

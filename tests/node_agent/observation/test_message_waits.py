@@ -11,8 +11,8 @@ import pytest
 
 from allfold_agent.observation.message_waits import MessageWaits, Wait
 from allfold_core.mailbox import ANY_SOURCE
-from allfold_core.wire.local_wire import Message
-from allfold_core.wire.peer_link import LinkMessageType
+from allfold_core.protocol.peer_link import LinkMessageType
+from allfold_core.protocol.rank_messages import Message
 from tests.support.fakes.local_groups import LocalGroups, local_groups
 from tests.support.waiting import wait_until
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from allfold_agent.p2p.messages import PARCEL_BYTES
 from allfold_agent.p2p.outbox import EAGER_BYTES
-from allfold_core.wire.local_wire import FIRST_PAIR, Message
+from allfold_core.protocol.rank_messages import FIRST_PAIR, Message
 from tests.support.fakes.counted_pool import CountedPool
 from tests.support.fakes.local_groups import LocalGroups, local_groups
 from tests.support.fakes.relays import Dam

@@ -14,7 +14,7 @@ from allfold_agent.p2p.matching import KEPT_BYTES
 from allfold_agent.p2p.outbox import EAGER_BYTES
 from allfold_core.errors import PeerMissing
 from allfold_core.mailbox import ANY_SOURCE
-from allfold_core.wire.local_wire import FIRST_PAIR, Message
+from allfold_core.protocol.rank_messages import FIRST_PAIR, Message
 from tests.node_agent.p2p.message_steps import (
     EAGER,
     LARGE,

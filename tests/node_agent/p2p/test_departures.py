@@ -10,7 +10,7 @@ import pytest
 
 from allfold_core.errors import PeerLost
 from allfold_core.mailbox import ANY_SOURCE
-from allfold_core.wire.local_wire import FIRST_PAIR
+from allfold_core.protocol.rank_messages import FIRST_PAIR
 from tests.node_agent.p2p.message_steps import LARGE, LATER, RECV, SEND, assert_idle, content, works
 from tests.support.fakes.local_groups import LocalGroups, local_groups
 from tests.support.fakes.local_rank import SECONDS, no_outcome

@@ -8,8 +8,8 @@ import pytest
 from allfold_agent.p2p.sink import MessageReceiver
 from allfold_core.errors import InvalidArgument, MismatchError, PeerSentIncoherentTensor
 from allfold_core.mailbox import ANY_SOURCE
-from allfold_core.wire.frames import FrameHeader, FrameType
-from allfold_core.wire.local_wire import FIRST_PAIR
+from allfold_core.protocol.frames import FrameHeader, FrameType
+from allfold_core.protocol.rank_messages import FIRST_PAIR
 from tests.node_agent.p2p.message_steps import LARGE, LONG, RECV, SEND, amid_a_message, works
 from tests.support.fakes.local_groups import local_groups
 

@@ -11,7 +11,7 @@ import pytest
 from allfold_agent.p2p.messages import PARCEL_BYTES
 from allfold_core.errors import PeerLost
 from allfold_core.mailbox import ANY_SOURCE
-from allfold_core.wire.local_wire import FIRST_PAIR
+from allfold_core.protocol.rank_messages import FIRST_PAIR
 from tests.node_agent.p2p.message_steps import LARGE, LONG, RECV, SEND, assert_idle, works
 from tests.support.fakes.local_groups import LocalGroups, local_groups
 from tests.support.fakes.local_rank import LocalRank, no_outcome

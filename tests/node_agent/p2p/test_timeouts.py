@@ -10,7 +10,7 @@ import pytest
 from allfold_agent.p2p.messages import PARCEL_BYTES
 from allfold_core.errors import AllfoldError, PeerLost, PeerMissing
 from allfold_core.mailbox import ANY_SOURCE
-from allfold_core.wire.local_wire import FIRST_PAIR
+from allfold_core.protocol.rank_messages import FIRST_PAIR
 from tests.node_agent.p2p.message_steps import (
     LARGE,
     LATER,

@@ -20,7 +20,7 @@ from allfold_agent.runtime.buffers import (
     BufferPool,
     size_class,
 )
-from allfold_core.wire.frames import ACK, HEADER_SIZE, RANGE_SIZE, UNKNOWN_BEHIND, FrameType
+from allfold_core.protocol.frames import ACK, HEADER_SIZE, RANGE_SIZE, UNKNOWN_BEHIND, FrameType
 from tests.support.waiting import never, wait_until
 
 LARGE = HUGE_PAGE

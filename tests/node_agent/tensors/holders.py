@@ -11,9 +11,9 @@ import httpx
 import numpy as np
 
 from allfold_agent.data_port import DataPort
-from allfold_agent.tensors.offers import Description, Offer, Offers
+from allfold_agent.tensors.offers import Offer, Offers, StateForm
 from allfold_agent.tensors.source import Source
-from allfold_core.wire.state_wire import BLOCK_BYTES, Block
+from allfold_core.protocol.state_blocks import BLOCK_BYTES, StateBlock
 from tests.support.credentials import transport
 
 HEAD = 1000
@@ -73,7 +73,7 @@ class Holder:
         thread = Thread(target=self._serve, args=(theirs, window, content), daemon=True)
         thread.start()
         self._threads.append(thread)
-        description = Description(head, len(content), layout)
+        description = StateForm(head, len(content), layout)
         offer = Offer(STATE_ID, description, ours, memoryview(window), patience)
         self._offers.append(offer)
         self.offers.add(offer)
@@ -82,7 +82,7 @@ class Holder:
     def _serve(self, rank: socket.socket, window: bytearray, content: bytes) -> None:
         with suppress(OSError):
             while data := rank.recv(64):
-                block = Block.unpack(data)
+                block = StateBlock.unpack(data)
                 self.served.append(block.start)
                 self.on_block(block.start)
                 at = block.slot * BLOCK_BYTES
@@ -137,7 +137,7 @@ class Puller:
 
     def take(self, data: bytes) -> None:
         """Take a block, and give its slot back."""
-        block = Block.unpack(data)
+        block = StateBlock.unpack(data)
         at = block.slot * BLOCK_BYTES
         if len(self.content) < block.start + block.nbytes:
             self.content.extend(bytes(block.start + block.nbytes - len(self.content)))

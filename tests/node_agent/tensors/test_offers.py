@@ -9,7 +9,7 @@ import pytest
 
 from allfold_agent.tensors.offers import Offers
 from allfold_core.errors import InvalidArgument, PeerLost, PeerMissing
-from allfold_core.wire.state_wire import BLOCK_BYTES
+from allfold_core.protocol.state_blocks import BLOCK_BYTES
 from tests.node_agent.tensors.holders import STATE_ID, holding, state
 
 SOON = 10.0

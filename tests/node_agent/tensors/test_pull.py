@@ -15,7 +15,7 @@ from allfold_agent.tensors.offers import digest_header
 from allfold_agent.tensors.pull import ACTIVE_SOURCES, Pull
 from allfold_agent.tensors.source import Source
 from allfold_core.errors import AllfoldError, PeerLost, PeerMissing, from_dict
-from allfold_core.wire.state_wire import BLOCK_BYTES, TransferMessage
+from allfold_core.protocol.state_blocks import BLOCK_BYTES, TransferMessage
 from tests.node_agent.tensors.holders import HEAD, Holder, Puller, holding, state
 from tests.support.credentials import transport
 from tests.support.waiting import wait_until

@@ -10,7 +10,7 @@ import xxhash
 
 from allfold_agent.tensors.offers import digest_header, parse_range
 from allfold_core.errors import LocalError
-from allfold_core.wire.state_wire import BLOCK_BYTES
+from allfold_core.protocol.state_blocks import BLOCK_BYTES
 from tests.node_agent.tensors.holders import HEAD, LAYOUT, STATE_ID, Holder, holding, state
 
 PATH = f"/v1/tensors/{STATE_ID}"

@@ -11,7 +11,7 @@ import pytest
 
 from allfold_core.errors import ServiceError
 from allfold_orchestrator.http.dashboard import FOLDER, assets
-from allfold_orchestrator.http.overview_bodies import Overview
+from allfold_orchestrator.http.overview_routes import Overview
 from allfold_orchestrator.observation import watch
 from allfold_orchestrator.observation.agents import AgentAnswer, Agents
 from allfold_orchestrator.settings import Settings

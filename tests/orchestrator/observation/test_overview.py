@@ -9,7 +9,7 @@ import pytest
 from allfold_core.incident import Cause, Effect, Incident, node_culprit, rank_culprit
 from allfold_orchestrator.observation.agents import AgentAnswer
 from allfold_orchestrator.observation.drawing import MAX_DRAWN_NODES, MAX_LISTED_LINKS
-from allfold_orchestrator.observation.overview import Facts, picture
+from allfold_orchestrator.observation.overview import OverviewFacts, picture
 from allfold_orchestrator.observation.series import Series
 from tests.orchestrator.observations import (
     group_view,
@@ -42,7 +42,7 @@ def overview(series: Series | None = None, **fields: Any) -> dict[str, Any]:
         **fields,
     }
     series = series or Series()
-    return picture(Facts(**facts), series).to_dict(series, 0.0)
+    return picture(OverviewFacts(**facts), series).to_dict(series, 0.0)
 
 
 def waiting(age: float) -> dict[str, AgentAnswer]:

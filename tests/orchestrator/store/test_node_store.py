@@ -12,9 +12,8 @@ from allfold_core.errors import Evicted, MultipleRegister, ServiceError
 from allfold_orchestrator.membership.group_state import NodeInfo
 from allfold_orchestrator.membership.nodes import NodeRecord
 from allfold_orchestrator.store import failures, keys
-from allfold_orchestrator.store.clock import StoreClock
 from allfold_orchestrator.store.groups import Guard
-from allfold_orchestrator.store.judging import TurnIsOver
+from allfold_orchestrator.store.life import StoreClock, TurnIsOver
 from allfold_orchestrator.store.node_store import NodeStatus, NodeStore
 from allfold_orchestrator.store.retention import DEPARTED_SECONDS
 from allfold_orchestrator.store.store import Store

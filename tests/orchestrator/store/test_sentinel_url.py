@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from allfold_orchestrator.settings import Settings
-from allfold_orchestrator.store.sentinel import SentinelUrl, parse
+from allfold_orchestrator.store.redis_client import SentinelUrl, parse
 
 
 def test_a_url_names_the_sentinels_the_master_and_the_database() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from allfold_core.errors import AllfoldError
-from allfold_core.wire.local_wire import (
+from allfold_core.protocol.rank_messages import (
     MAX_MESSAGE,
     Message,
     OpMessage,

@@ -19,7 +19,7 @@ from allfold_agent.gpu.gpus import Pins
 from allfold_agent.groups.epoch import NodeResources
 from allfold_agent.groups.group import NodeGroup
 from allfold_agent.groups.results import ResultShares
-from allfold_agent.local.server import PROCESS_ENDED
+from allfold_agent.local.memberships import PROCESS_ENDED
 from allfold_agent.runtime.reactor import Reactor
 from allfold_agent.runtime.threads import WorkerPool
 from allfold_core.errors import AllfoldError, PeerLost

@@ -12,9 +12,9 @@ from allfold_agent.groups.deadlines import Obstacles
 from allfold_agent.groups.group import NodeGroup
 from allfold_agent.groups.results import ResultRequest
 from allfold_agent.runtime.reactor import Reactor
+from allfold_core.protocol.peer_link import GroupMessage, LinkMessageType, LinkReader
 from allfold_core.survival.records import Stamp
 from allfold_core.topology import Member
-from allfold_core.wire.peer_link import GroupMessage, LinkMessageType, LinkReader
 
 
 class Notes:

@@ -10,13 +10,12 @@ import numpy as np
 import torch
 
 from allfold_agent.groups.group import NodeGroup
-from allfold_agent.local.server import PROCESS_ENDED
+from allfold_agent.local.memberships import PROCESS_ENDED
 from allfold_agent.runtime.buffers import MappedMemory
-from allfold_core.codecs import Wire
-from allfold_core.dtypes import DType
+from allfold_core.dtypes import DType, Wire
 from allfold_core.errors import AllfoldError, from_dict
 from allfold_core.operations import Fingerprint, Kind, ReduceOp
-from allfold_core.wire.local_wire import (
+from allfold_core.protocol.rank_messages import (
     FIRST_PAIR,
     Message,
     OpMessage,

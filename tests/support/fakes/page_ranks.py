@@ -23,8 +23,8 @@ from allfold._session.in_flight import Lander
 from allfold._session.requests import Files
 from allfold_core.group_options import GroupOptions
 from allfold_core.operations import Kind
+from allfold_core.protocol.rank_messages import Message
 from allfold_core.short_lane.page import FIRST, PageLayout
-from allfold_core.wire.local_wire import Message
 from tests.support.waiting import DEADLINE_SECONDS
 
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Event, Thread
 
-from allfold_agent.edges.opening import Lane
+from allfold_agent.edges.opening import Traffic
 
 SECONDS = 20.0
 _FILES = 16
@@ -23,7 +23,7 @@ class Dam:
     source: int
     destination: int
     after: int
-    lane: Lane = Lane.PAIRS
+    lane: Traffic = Traffic.PAIRS
     opened: Event = field(default_factory=Event)
 
 

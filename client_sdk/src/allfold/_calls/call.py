@@ -13,8 +13,8 @@ from allfold._tensors import TensorView
 from allfold_core.dtypes import Alias, DType
 from allfold_core.errors import InvalidArgument
 from allfold_core.operations import Fingerprint
+from allfold_core.protocol.rank_messages import Message
 from allfold_core.verdict import counted, numbering
-from allfold_core.wire.local_wire import Message
 
 LARGEST = 1 << 63
 

@@ -21,13 +21,12 @@ from allfold._calls.call import (
     whole_numbers,
 )
 from allfold._tensors import TensorView
-from allfold_core.codecs import Wire
-from allfold_core.dtypes import DType
+from allfold_core.dtypes import DType, Wire
 from allfold_core.errors import InvalidArgument
 from allfold_core.mailbox import ANY_SOURCE
 from allfold_core.operations import Fingerprint, Kind
+from allfold_core.protocol.rank_messages import Message
 from allfold_core.verdict import counted
-from allfold_core.wire.local_wire import Message
 
 
 def barrier() -> CollectiveCall:

@@ -10,11 +10,11 @@ from difflib import get_close_matches
 from functools import lru_cache, wraps
 from typing import Any, ParamSpec, TypedDict, TypeVar
 
-from allfold_core.codecs import Wire
+from allfold_core.dtypes import Wire
 from allfold_core.errors import InvalidArgument, UnknownArgument
 from allfold_core.group_options import checked_wire
 from allfold_core.operations import Fingerprint
-from allfold_core.wire.local_wire import MAX_MESSAGE
+from allfold_core.protocol.rank_messages import MAX_MESSAGE
 
 _LONGEST_FINGERPRINT = MAX_MESSAGE - 256
 

@@ -20,7 +20,7 @@ from allfold._cuda.memory import PinnedMemory, ShareGpu, device_memory, pinned_m
 from allfold._elements import itemsize_of
 from allfold._process.settings import Choice, Path, choose, wanted
 from allfold_core.errors import ArenaExhausted, GpuFailed, InvalidArgument
-from allfold_core.wire.local_wire import FENCE_WORD, Fence
+from allfold_core.protocol.rank_messages import FENCE_WORD, Fence
 
 log = logging.getLogger("allfold")
 

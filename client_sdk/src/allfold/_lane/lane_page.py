@@ -15,8 +15,8 @@ import numpy as np
 from allfold._arena import ArenaBlock, Bytes
 from allfold._process import futex
 from allfold._session.requests import Files
+from allfold_core.protocol.rank_messages import Region
 from allfold_core.short_lane.page import WORD, PageLayout, PostHeader, write_again, write_header
-from allfold_core.wire.local_wire import Region
 
 Given = TypeVarTuple("Given")
 

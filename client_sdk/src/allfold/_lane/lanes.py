@@ -10,9 +10,9 @@ from allfold._lane.recipe import PageSeat
 from allfold._lane.short_lane import RankLane
 from allfold._session.connection import AgentConnection
 from allfold_core.errors import AllfoldError
+from allfold_core.protocol.rank_messages import Outcome
 from allfold_core.short_lane.choice import LaneRules
 from allfold_core.short_lane.page import PageLayout
-from allfold_core.wire.local_wire import Outcome
 
 
 class Lanes:

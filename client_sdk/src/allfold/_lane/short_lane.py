@@ -19,9 +19,9 @@ from allfold._lane.lane_page import BlockingTurn, PageWords, PostHeaders, RankPa
 from allfold._lane.recipe import PageSeat, Recipe, Recipes, SlotPlan
 from allfold._session.connection import AgentConnection
 from allfold_core.errors import AgentLost
+from allfold_core.protocol.rank_messages import Message, Outcome
 from allfold_core.short_lane.choice import LaneRules
 from allfold_core.short_lane.page import FIRST, HELD, SINCE
-from allfold_core.wire.local_wire import Message, Outcome
 
 # Some tens of microseconds where nothing else wants the processor.
 _SPINS = 50

@@ -12,7 +12,7 @@ from typing import NamedTuple, Self, Unpack
 
 from allfold_core.errors import InvalidArgument
 from allfold_core.group_options import Given, GroupOptions, checked
-from allfold_core.wire.local_wire import default_socket
+from allfold_core.protocol.rank_messages import default_socket
 
 VARIABLE = "ALLFOLD_GPU_PATH"
 

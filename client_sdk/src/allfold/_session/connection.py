@@ -26,7 +26,7 @@ from allfold_core.errors import (
     AgentUnreachable,
     InvalidArgument,
 )
-from allfold_core.wire.local_wire import (
+from allfold_core.protocol.rank_messages import (
     MAX_MESSAGE,
     PROTOCOL_VERSION,
     Message,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from allfold_core.errors import AllfoldError, from_dict
-from allfold_core.wire.local_wire import Message, Outcome, unpack_json
+from allfold_core.protocol.rank_messages import Message, Outcome, unpack_json
 
 if TYPE_CHECKING:
     from allfold._session.connection import AgentConnection

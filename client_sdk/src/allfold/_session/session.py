@@ -11,7 +11,7 @@ from allfold._arena import Arena, host_memory
 from allfold._process import futex
 from allfold._session.connection import AgentConnection
 from allfold._session.in_flight import Lander
-from allfold_core.wire.local_wire import SEGMENT, Message
+from allfold_core.protocol.rank_messages import SEGMENT, Message
 
 if TYPE_CHECKING:
     from allfold._cuda.gpu import Gpu

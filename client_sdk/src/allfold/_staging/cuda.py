@@ -23,7 +23,7 @@ from allfold._cuda.gpu import Gpu
 from allfold._staging.host import Staged, nothing
 from allfold._tensors import TensorView, unseen
 from allfold_core.errors import InvalidArgument
-from allfold_core.wire.local_wire import Region
+from allfold_core.protocol.rank_messages import Region
 
 _NOT_OF_TORCH = "ptr not found in ptr_info"
 

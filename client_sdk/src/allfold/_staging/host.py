@@ -11,7 +11,7 @@ from allfold._calls.call import RankCall
 from allfold._lane.lane_op import LaneOp
 from allfold._lane.lane_page import RankPage
 from allfold._tensors import TensorView
-from allfold_core.wire.local_wire import NO_FENCE, Region
+from allfold_core.protocol.rank_messages import NO_FENCE, Region
 
 
 class CallMemory(ABC):

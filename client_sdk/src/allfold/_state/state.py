@@ -20,7 +20,7 @@ from allfold._state.transfer import Offering, StateLanding, pull
 from allfold._state.tree import Flattened, pair_tensors, unflatten
 from allfold_core.errors import InvalidArgument, PeerSentIncoherentTensor, WorldChanged
 from allfold_core.group_options import checked_seconds
-from allfold_core.wire.state_wire import MAX_SOURCES, spans
+from allfold_core.protocol.state_blocks import MAX_SOURCES, spans
 
 log = logging.getLogger("allfold")
 

@@ -26,12 +26,12 @@ from allfold_core.errors import (
     PeerSentIncoherentTensor,
     from_json,
 )
-from allfold_core.wire.local_wire import MAX_MESSAGE, Message, pack_json
-from allfold_core.wire.state_wire import (
+from allfold_core.protocol.rank_messages import MAX_MESSAGE, Message, pack_json
+from allfold_core.protocol.state_blocks import (
     BLOCK_BYTES,
     MAX_SOURCES,
     WINDOW_BLOCKS,
-    Block,
+    StateBlock,
     TransferMessage,
 )
 
@@ -158,11 +158,11 @@ class StateTransfer:
             raise from_json(data[1:])
         return kind, data
 
-    def give_back(self, block: Block) -> None:
+    def give_back(self, block: StateBlock) -> None:
         """Release a block of the window to the agent."""
         self._socket.send(block.pack())
 
-    def slot(self, block: Block) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    def slot(self, block: StateBlock) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """Return the memory of a block."""
         assert self._window.bytes is not None
         start = block.slot * BLOCK_BYTES
@@ -206,7 +206,7 @@ class Offering:
         try:
             while True:
                 _, data = self._transfer.receive()
-                block = Block.unpack(data)
+                block = StateBlock.unpack(data)
                 self._image.read(block.start, self._transfer.slot(block))
                 self._transfer.give_back(block)
         except (AllfoldError, OSError) as error:
@@ -280,6 +280,6 @@ def _receive(
         if kind is TransferMessage.DONE:
             log.info("state pulled: %s", data[1:].decode())
             return landing
-        block = Block.unpack(data)
+        block = StateBlock.unpack(data)
         landing.put(block.start, transfer.slot(block))
         transfer.give_back(block)

@@ -12,7 +12,7 @@ import click
 from allfold_core.errors import InvalidArgument
 from allfold_core.operations import AUTO
 from allfold_core.schedules.registry import parse_strategy
-from allfold_core.service_url import service_url
+from allfold_service.addresses import service_url
 from allfold_service.credentials import Tokens
 
 DEFAULT_ORCHESTRATOR = "http://127.0.0.1:7400"

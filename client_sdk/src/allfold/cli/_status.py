@@ -13,7 +13,7 @@ from allfold.cli._parameters import orchestrator_option, services_to_ask, token
 from allfold.cli._report import StatusReport, gather, incident_lines
 from allfold.cli._showing import console, table
 from allfold_core.agent_answers import GroupStatus, Json, Status
-from allfold_core.in_flight import Membership, kept_results
+from allfold_core.in_flight import GroupMembers, kept_results
 
 
 @click.command(short_help="Show nodes, groups, and what ops wait for.")
@@ -84,7 +84,7 @@ def _node_table(nodes: Iterable[Json]) -> Table:
     return table("Nodes", columns, rows)
 
 
-def _group_table(groups: Iterable[Json], known: Iterable[Membership]) -> Table:
+def _group_table(groups: Iterable[Json], known: Iterable[GroupMembers]) -> Table:
     """The groups. The orchestrator does not know their epochs, which are the agents' to make."""
     columns = ("group", "phase", "term", "epoch", "ranks", "present", "missing", "left", "lost")
     running = {(each.group, each.opening): each for each in known}
@@ -104,7 +104,7 @@ def _group_table(groups: Iterable[Json], known: Iterable[Membership]) -> Table:
     return table("Groups", columns, rows)
 
 
-def _term_and_epoch(known: Membership | None) -> tuple[object, object]:
+def _term_and_epoch(known: GroupMembers | None) -> tuple[object, object]:
     return ("-", "-") if known is None else (known.term, known.epoch)
 
 

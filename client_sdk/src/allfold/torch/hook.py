@@ -19,8 +19,7 @@ from allfold._calls.options import Options
 from allfold._registry import registry
 from allfold.torch._adoption import adopt
 from allfold.torch._progress import FutureProgress, uncompiled
-from allfold_core.codecs import Wire
-from allfold_core.dtypes import DType
+from allfold_core.dtypes import DType, Wire
 from allfold_core.operations import ReduceOp
 
 __all__ = ["HookState", "hook"]

@@ -70,7 +70,7 @@ class LinkTrouble:
     evidence: dict[str, float]
 
 
-class LinkWatch:
+class ConnectionWatch:
     """Watches one direction of one connection between two nodes."""
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class LinkWatch:
         self._idle = 0
         self._trouble: LinkTrouble | None = None
 
-    def note(self, sample: LinkSample) -> LinkTrouble | None:
+    def judge(self, sample: LinkSample) -> LinkTrouble | None:
         """Take another sample, a fraction of a second after the last; return what is wrong.
 
         A link that is not used stays as it was for some seconds.

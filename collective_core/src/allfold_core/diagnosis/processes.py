@@ -37,7 +37,7 @@ class ProcessLook:
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class StackFrame:
     """One Python function that is being executed.
 
     Attributes:
@@ -67,7 +67,7 @@ class Frame:
 
 
 @dataclass(frozen=True, slots=True)
-class Thread:
+class PythonThread:
     """One Python thread of a process.
 
     Attributes:
@@ -82,15 +82,15 @@ class Thread:
     name: str
     is_active: bool
     has_lock: bool
-    frames: tuple[Frame, ...]
+    frames: tuple[StackFrame, ...]
 
 
-Stacks = Sequence[Thread]
+Stacks = Sequence[PythonThread]
 """The Python threads of a process; empty where they cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class LateCause:
     """The reason why a rank is late.
 
     Attributes:
@@ -103,7 +103,7 @@ class Finding:
     may_be_in_call: bool = False
 
 
-def explain(first: ProcessLook, last: ProcessLook, stacks: Stacks, again: Stacks = ()) -> Finding:
+def explain(first: ProcessLook, last: ProcessLook, stacks: Stacks, again: Stacks = ()) -> LateCause:
     """Return why a process has not called an op between two looks at it.
 
     Args:
@@ -111,23 +111,23 @@ def explain(first: ProcessLook, last: ProcessLook, stacks: Stacks, again: Stacks
         again: a moment later, where somebody seemed to hold the interpreter lock.
     """
     if last.state in _ENDED:
-        return Finding(Cause.EXITED_RANK, "has ended")
+        return LateCause(Cause.EXITED_RANK, "has ended")
     if last.state in _STOPPED and first.state in _STOPPED:
-        return Finding(Cause.STOPPED_RANK, _STOPPED[last.state])
+        return LateCause(Cause.STOPPED_RANK, _STOPPED[last.state])
     starved = _starved(first, last)
     if starved:
-        return Finding(Cause.STARVED_RANK, starved)
+        return LateCause(Cause.STARVED_RANK, starved)
     holder = lock_holder(stacks)
     if holder is not None and (now := lock_holder(again)) is not None and now == holder:
-        return Finding(Cause.LOCKED_RANK, _describe_lock(holder))
+        return LateCause(Cause.LOCKED_RANK, _describe_lock(holder))
     main = next((thread for thread in stacks if thread.is_main and thread.frames), None)
     if main is not None:
         in_call = any(frame.is_ours for frame in main.frames)
-        return Finding(Cause.LATE_RANK, f"is in {describe_frames(main.frames)}", in_call)
-    return Finding(Cause.LATE_RANK, _describe_state(last), last.state not in ("D", "R"))
+        return LateCause(Cause.LATE_RANK, f"is in {describe_frames(main.frames)}", in_call)
+    return LateCause(Cause.LATE_RANK, _describe_state(last), last.state not in ("D", "R"))
 
 
-def lock_holder(stacks: Stacks) -> Thread | None:
+def lock_holder(stacks: Stacks) -> PythonThread | None:
     """Return the thread that keeps the interpreter lock from others; ``None`` if nobody does.
 
     The main thread may compute with the lock, but has no reason to sleep with it. Another thread
@@ -156,7 +156,7 @@ def _starved(first: ProcessLook, last: ProcessLook) -> str:
     )
 
 
-def _describe_lock(holder: Thread) -> str:
+def _describe_lock(holder: PythonThread) -> str:
     who = "its main thread" if holder.is_main else f"thread {holder.name or 'without a name'}"
     place = f" in {describe_frames(holder.frames)}" if holder.frames else ""
     return f"cannot run Python: {who} keeps the interpreter lock{place}"
@@ -172,7 +172,7 @@ def _describe_state(last: ProcessLook) -> str:
     return f"waits for something else{where}; its stack cannot be read"
 
 
-def describe_frames(frames: Sequence[Frame]) -> str:
+def describe_frames(frames: Sequence[StackFrame]) -> str:
     """Return where a thread is: the innermost function, and what the user wrote that called it.
 
     Of the SDK's own functions only the outermost, which is the one that the user has called.
@@ -187,7 +187,7 @@ def describe_frames(frames: Sequence[Frame]) -> str:
     return f"{shown}, called from {caller}"
 
 
-def _name_of_ours(frame: Frame) -> str:
+def _name_of_ours(frame: StackFrame) -> str:
     """Return what the user has called; methods of groups are made by a function."""
     is_made = "<locals>" in frame.function
     return f"a call of {_OUR_PACKAGE}" if is_made else f"{_OUR_PACKAGE}.{frame.function}"

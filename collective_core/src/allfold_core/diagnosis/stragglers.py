@@ -1,14 +1,56 @@
-"""Slow ranks: the time that each needs between two ops, compared with that of the others.
-
-The time from the end of one op to the rank's call of the next one is its own: no other rank and no
-link has a part in it. Durations of calls would show all ranks alike, as each waits for the slowest.
-"""
+"""Ranks that hold the others up, and what else hinders a group at the time."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from allfold_core.incident import LOST_SECONDS, Incident
+
+
+class Hindrances:
+    """The open incidents of one group, as its verdicts quote them. From any thread."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, tuple[Incident, float]] = {}  # by id, and when it was heard
+
+    def take_in(self, incident: Incident, now: float) -> None:
+        """Note an incident, or that it is over.
+
+        Args:
+            now: monotonic.
+        """
+        if incident.is_open:
+            self._open[incident.id] = incident, now
+        else:
+            self._open.pop(incident.id, None)
+
+    def forget_lost(self, now: float) -> None:
+        """Forget incidents that were not repeated for long: their reporter is gone."""
+        for number, (_, heard) in list(self._open.items()):
+            if now - heard > LOST_SECONDS:
+                self._open.pop(number, None)
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._open.clear()
+
+    def of_ranks(self) -> dict[int, str]:
+        """Return what hinders each rank: a phrase such as "its process is stopped"."""
+        return {
+            incident.culprit.rank: f"its process {process}"
+            for incident in self._incidents()
+            if incident.culprit.rank is not None and (process := incident.evidence.get("process"))
+        }
+
+    def of_links(self) -> list[str]:
+        """Return a sentence on each link that is slow or loses packets."""
+        return [each.sentence for each in self._incidents() if each.culprit.kind == "link"]
+
+    def _incidents(self) -> list[Incident]:
+        return [incident for incident, _ in list(self._open.values())]
+
 
 # The others lose this share of their time by a slow rank, at least.
 _LEAST_SHARE = 0.25
@@ -101,7 +143,7 @@ class StragglerWatch:
         self._named: Straggler | None = None
         self._missed = 0
 
-    def note(self, times: Mapping[int, OwnTime]) -> Straggler | None:
+    def judge(self, times: Mapping[int, OwnTime]) -> Straggler | None:
         """Take the times of one more window; return the rank that is named now."""
         found = slowest(times)
         rank = -1 if found is None else found.rank

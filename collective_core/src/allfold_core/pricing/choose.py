@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from math import inf
 
-from allfold_core.codecs import Wire
+from allfold_core.dtypes import Wire
 from allfold_core.errors import InvalidArgument
 from allfold_core.operations import AUTO, Kind
 from allfold_core.plan import Plan

@@ -156,7 +156,7 @@ class LinkTable:
         self._patience: dict[tuple[str, str], float] = {}
         self._adopted = AS_OPENED
 
-    def note(self, destination: str, rates: Mapping[str, float], now: float) -> None:
+    def record(self, destination: str, rates: Mapping[str, float], now: float) -> None:
         """A node has measured how fast others send to it, in bytes per second."""
         for source, rate in rates.items():
             pair = source, destination
@@ -219,7 +219,7 @@ class ChangeLimit:
         """Return True if the last change was long enough ago."""
         return now >= self._not_before
 
-    def note(self, now: float) -> None:
+    def count_change(self, now: float) -> None:
         """Note a change."""
         if now > self._not_before + MOST_GAP_SECONDS:
             self._gap = GAP_SECONDS

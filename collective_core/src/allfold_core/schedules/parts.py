@@ -50,7 +50,7 @@ Piece = tuple[Part, int, int]
 
 
 @dataclass(frozen=True)
-class Layout:
+class NodeParts:
     """One op as one node sees it.
 
     Attributes:
@@ -150,7 +150,7 @@ def layout(
     placement: Placement,
     node: int,
     rounded: bool = False,
-) -> Layout:
+) -> NodeParts:
     """The layout of an op for one node.
 
     Args:
@@ -168,7 +168,7 @@ def layout(
         if kind is Kind.BROADCAST and not rounded:
             targets = tuple(rank for rank in ranks if rank != root)
         whole = Part(Slice(0, sizes[0]), _ends(sources), _ends(targets))
-        return Layout((whole,) if sizes[0] else (), None, sizes[0], sizes[0])
+        return NodeParts((whole,) if sizes[0] else (), None, sizes[0], sizes[0])
     offsets = list(accumulate(sizes, initial=0))
     parts: list[Part] = []
     blocks: list[Slice] = []
@@ -182,7 +182,7 @@ def layout(
                 parts.append(part)
             start = span.stop
         blocks.append(Slice(first, start))
-    return Layout(tuple(parts), tuple(blocks), start, start)
+    return NodeParts(tuple(parts), tuple(blocks), start, start)
 
 
 def _block_ends(
@@ -213,7 +213,7 @@ def exchange_layout(
     received: dict[int, Sequence[int]],
     placement: Placement,
     node: int,
-) -> Layout:
+) -> NodeParts:
     """The layout of an all-to-all for one node.
 
     Args:
@@ -249,4 +249,4 @@ def exchange_layout(
             blocks[number] = Slice(first, start)
         spans.append((first, held))
         held += start - first
-    return Layout(tuple(parts), tuple(blocks), nodes * nodes * PAIR_STRIDE, held, tuple(spans))
+    return NodeParts(tuple(parts), tuple(blocks), nodes * nodes * PAIR_STRIDE, held, tuple(spans))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from allfold_core.codecs import Wire
+from allfold_core.dtypes import Wire
 from allfold_core.operations import AUTO, Fingerprint, Kind, kind_from_code
 from allfold_core.plan import Plan
 from allfold_core.schedules.parts import input_numel, output_numel

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from allfold_core.diagnosis.hindrances import Hindrances
+from allfold_core.diagnosis.stragglers import Hindrances
 from allfold_core.errors import (
     AllfoldError,
     BelowMinWorld,
@@ -19,7 +19,7 @@ from allfold_core.errors import (
 from allfold_core.operations import Fingerprint
 from allfold_core.survival.records import Epoch, Seat
 from allfold_core.survival.reports import Call, Doubt, Reason, Report, may_shrink
-from allfold_core.verdict import Evidence, counted, judge_deadline, judge_mismatch, name_ranks
+from allfold_core.verdict import OpEvidence, counted, judge_deadline, judge_mismatch, name_ranks
 
 NODE_LOST = "was lost"
 
@@ -191,7 +191,7 @@ def judge_calls(
     return None  # of a mismatch or a stale view the calls themselves say all
 
 
-def gather_evidence(seq: int, epoch: Epoch, reports: Mapping[str, Report]) -> Evidence:
+def gather_evidence(seq: int, epoch: Epoch, reports: Mapping[str, Report]) -> OpEvidence:
     """Return what the reports say of one op, by the ranks of an epoch."""
     numbers = {seat.session: rank for rank, seat in enumerate(epoch.seats)}
     arrivals: dict[int, Fingerprint] = {}
@@ -207,7 +207,7 @@ def gather_evidence(seq: int, epoch: Epoch, reports: Mapping[str, Report]) -> Ev
             if report.deferred[session] <= seq:
                 held.add(numbers[session])
     silent = tuple(sorted(epoch.nodes - reports.keys()))
-    return Evidence(seq, arrivals, last_seq, silent, frozenset(held))
+    return OpEvidence(seq, arrivals, last_seq, silent, frozenset(held))
 
 
 def _as_in(numbers: Mapping[str, int], call: Call) -> Fingerprint:

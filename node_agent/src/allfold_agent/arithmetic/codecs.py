@@ -1,6 +1,6 @@
 """The codecs: how a chunk of the work buffer becomes the bytes of a frame, and back.
 
-:class:`allfold_core.codecs.Wire` says what each format promises.
+:class:`allfold_core.dtypes.Wire` says what each format promises.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from allfold_core.codecs import INT8_BLOCK, Wire
+from allfold_core.dtypes import INT8_BLOCK, Wire
 
 _LEVELS = 127
 # Rounding the bits of a float32 up to a multiple of this leaves 16 significant ones.

@@ -10,8 +10,8 @@ import torch
 from allfold_agent.arithmetic.codecs import Codec, codec_of
 from allfold_agent.arithmetic.error_feedback import ResidualAttempt
 from allfold_agent.arithmetic.kernels import Arithmetic
-from allfold_core.codecs import Wire
-from allfold_core.schedules.parts import End, Layout, Part
+from allfold_core.dtypes import Wire
+from allfold_core.schedules.parts import End, NodeParts, Part
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class Operands:
         residual: with error feedback, of the op's series.
     """
 
-    layout: Layout
+    layout: NodeParts
     arithmetic: Arithmetic
     inputs: Mapping[int, torch.Tensor]
     outputs: Mapping[int, torch.Tensor]

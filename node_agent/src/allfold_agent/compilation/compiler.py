@@ -9,11 +9,11 @@ from functools import lru_cache
 from allfold_agent.arithmetic.kernels import Arithmetic
 from allfold_agent.compilation.op_spec import OpSpec, sizes
 from allfold_agent.compilation.task_graph import TaskGraph, build
-from allfold_core.codecs import INT8_BLOCK, Wire
+from allfold_core.dtypes import INT8_BLOCK, Wire
 from allfold_core.operations import Fingerprint, Kind
 from allfold_core.plan import Plan
 from allfold_core.schedules.compiler import compile_program
-from allfold_core.schedules.parts import Layout, Piece, exchange_layout, layout
+from allfold_core.schedules.parts import NodeParts, Piece, exchange_layout, layout
 from allfold_core.schedules.schedule import wire_chunk
 from allfold_core.topology import LinkModel
 
@@ -36,7 +36,7 @@ class Compiled:
         copy_bytes: memory of ranks that the results are copied to.
     """
 
-    layout: Layout
+    layout: NodeParts
     arithmetic: Arithmetic
     graph: TaskGraph
     wholes: tuple[Piece, ...]
@@ -98,7 +98,7 @@ class Compiler:
             touched(results, arithmetic.kept_itemsize),
         )
 
-    def _layout(self, calls: tuple[OpSpec, ...], rounded: bool) -> Layout:
+    def _layout(self, calls: tuple[OpSpec, ...], rounded: bool) -> NodeParts:
         fingerprint, world = calls[0].fingerprint, self._plan.world_size
         if fingerprint.kind is not Kind.ALL_TO_ALL:
             blocks, root = sizes(fingerprint, world), fingerprint.root

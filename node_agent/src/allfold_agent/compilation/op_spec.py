@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import xxhash
 
-from allfold_core.codecs import Wire
+from allfold_core.dtypes import Wire
 from allfold_core.errors import InvalidArgument
 from allfold_core.operations import Fingerprint, Kind
 from allfold_core.plan import Plan

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from allfold_agent import __version__
-from allfold_agent.agent import Agent
+from allfold_agent.agent import NodeAgent
 from allfold_agent.control.facts import add_facts
 from allfold_agent.control.metrics import add_metrics
 from allfold_agent.control.peer_checks import add_peer_checks
@@ -26,14 +26,14 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-class Version(Answer):
+class AgentVersion(Answer):
     """The name and version of the service."""
 
     name: str
     version: str
 
 
-def make_app(agent: Agent) -> FastAPI:
+def make_app(agent: NodeAgent) -> FastAPI:
     """Return the control port's application for one agent."""
     app = FastAPI(
         title="Allfold node agent",
@@ -53,7 +53,7 @@ def make_app(agent: Agent) -> FastAPI:
         reason = problem_of(agent)
         return [Check(name="orchestrator", ok=reason is None, reason=reason or "")]
 
-    app.include_router(probes(Version(name="allfold-agent", version=__version__), checks))
+    app.include_router(probes(AgentVersion(name="allfold-agent", version=__version__), checks))
     add_status(app, agent)
     add_facts(app, agent)
     add_peer_checks(app, agent)

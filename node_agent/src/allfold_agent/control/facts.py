@@ -16,16 +16,16 @@ from typing import Any
 from fastapi import FastAPI
 
 from allfold_agent import __version__
-from allfold_agent.agent import Agent
+from allfold_agent.agent import NodeAgent
 from allfold_agent.control.status import problem_of
-from allfold_agent.http import addresses
 from allfold_agent.runtime.machine import reader
 from allfold_core.machine import describe
+from allfold_service import addresses
 
 Json = dict[str, Any]
 
 
-def add_facts(app: FastAPI, agent: Agent) -> None:
+def add_facts(app: FastAPI, agent: NodeAgent) -> None:
     @app.get("/v1/facts")
     def facts() -> Json:
         """This node's addresses, clock, versions, limits and GPUs, for ``allfold doctor``."""
@@ -54,7 +54,7 @@ def add_facts(app: FastAPI, agent: Agent) -> None:
         }
 
 
-def _addresses(agent: Agent) -> Json:
+def _addresses(agent: NodeAgent) -> Json:
     """The addresses that other nodes are told, and where their host comes from."""
     settings, identity = agent.settings, agent.registration.identity
     why = f"the address that the port listens on ({settings.data})"
@@ -71,7 +71,7 @@ def _addresses(agent: Agent) -> Json:
     }
 
 
-def _peers(agent: Agent) -> Json:
+def _peers(agent: NodeAgent) -> Json:
     """The other nodes of this node's groups, and their addresses."""
     return {
         member.node: {"control_url": member.control_url, "data_address": member.data_address}

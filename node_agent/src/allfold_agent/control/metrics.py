@@ -9,10 +9,9 @@ from time import monotonic
 from fastapi import FastAPI, Response
 
 from allfold_agent import __version__
-from allfold_agent.agent import Agent
+from allfold_agent.agent import NodeAgent
 from allfold_agent.control import catalogue
-from allfold_agent.control.status import problem_of
-from allfold_agent.edges.opening import Lane
+from allfold_agent.control.status import edge_counters, problem_of
 from allfold_agent.groups.deadlines import waiting_ops
 from allfold_agent.groups.group import NodeGroup
 from allfold_agent.observation.link_observer import sending
@@ -26,7 +25,7 @@ OTHERS = "(others)"
 MOST_PEERS = 32
 
 
-def add_metrics(app: FastAPI, agent: Agent) -> None:
+def add_metrics(app: FastAPI, agent: NodeAgent) -> None:
     exposition = Exposition(catalogue.CATALOGUE, lambda: look_at(agent))
 
     @app.get("/metrics", response_class=Response)
@@ -35,7 +34,7 @@ def add_metrics(app: FastAPI, agent: Agent) -> None:
         return Response(exposition.text(), media_type=CONTENT_TYPE)
 
 
-def look_at(agent: Agent) -> Values:
+def look_at(agent: NodeAgent) -> Values:
     """Return the values of all metrics."""
     values, groups = Values(catalogue.CATALOGUE), agent.registry.all()
     _look_at_node(values, agent)
@@ -52,7 +51,7 @@ def look_at(agent: Agent) -> Values:
     return values
 
 
-def _look_at_node(values: Values, agent: Agent) -> None:
+def _look_at_node(values: Values, agent: NodeAgent) -> None:
     build = __version__, platform.python_version(), agent.device_type
     values.put(catalogue.BUILD, 1, *build)
     values.put(catalogue.REGISTERED, agent.registration.problem is None)
@@ -108,14 +107,11 @@ def _look_at_ops(values: Values, label: str, group: NodeGroup) -> None:
 
 
 def _look_at_edges(values: Values, label: str, group: NodeGroup) -> None:
-    lanes = (Lane.OPS, group.edges), (Lane.PAIRS, group.p2p.edges), (Lane.SHORT, group.lanes)
-    for lane, edges in lanes:
-        for direction, _, counters in edges.counters():
-            moved = counters.payload_bytes
-            values.add(catalogue.EDGE_BYTES, moved, label, direction, lane.value)
+    for kind, direction, _, counters in edge_counters(group):
+        values.add(catalogue.EDGE_BYTES, counters.payload_bytes, label, direction, kind.value)
 
 
-def _look_at_peers(values: Values, agent: Agent) -> None:
+def _look_at_peers(values: Values, agent: NodeAgent) -> None:
     found = agent.links.round_trips()
     linked = {node: seconds for node, seconds in found.items() if seconds is not None}
     values.put(catalogue.PEERS, len(linked), "linked")
@@ -125,7 +121,7 @@ def _look_at_peers(values: Values, agent: Agent) -> None:
         values.put(catalogue.RTT, seconds, node)
 
 
-def _look_at_incidents(values: Values, agent: Agent) -> None:
+def _look_at_incidents(values: Values, agent: NodeAgent) -> None:
     for cause in Cause:
         values.put(catalogue.INCIDENTS_TOTAL, 0, cause.value)
     for (cause, effect), (found, lasting) in agent.incidents.counts().items():

@@ -15,15 +15,13 @@ from urllib.parse import urlsplit
 
 from fastapi import FastAPI, Query
 
-from allfold_agent.agent import Agent
+from allfold_agent.agent import NodeAgent
+from allfold_agent.edges import link_probe
 from allfold_agent.http import client
-from allfold_agent.http.addresses import parse_address
 from allfold_agent.http.transport import Transport
-from allfold_agent.membership import link_probe
 from allfold_agent.runtime.locks import make_lock
 from allfold_core.errors import AllfoldError, InvalidArgument, LocalError, PeerLost, ServiceError
-from allfold_core.service_url import service_url
-from allfold_service.addresses import join
+from allfold_service.addresses import join, parse_address, service_url
 
 Json = dict[str, Any]
 
@@ -36,7 +34,7 @@ class WrongNode(Exception):
     """Another node answers at an address."""
 
 
-def add_peer_checks(app: FastAPI, agent: Agent) -> None:
+def add_peer_checks(app: FastAPI, agent: NodeAgent) -> None:
     one_at_a_time = make_lock("peer check")
 
     @app.post("/v1/checks/peer")

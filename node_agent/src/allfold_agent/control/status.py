@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from time import monotonic, time
 from typing import Annotated
 
 from fastapi import FastAPI, Query
 
-from allfold_agent.agent import Agent
-from allfold_agent.edges.connection import EdgeCounters
-from allfold_agent.edges.opening import Lane
+from allfold_agent.agent import NodeAgent
+from allfold_agent.edges.connections import EdgeCounters
+from allfold_agent.edges.opening import Traffic
 from allfold_agent.groups.deadlines import WaitingOp, waiting_ops
 from allfold_agent.groups.flight_recorder import GroupRecording, OpRecord, recording_of
 from allfold_agent.groups.group import NodeGroup
@@ -20,7 +20,7 @@ from allfold_core import agent_answers
 from allfold_core.agent_answers import (
     ClockReading,
     Clocks,
-    Flight,
+    FlightAnswer,
     GroupStatus,
     History,
     Json,
@@ -32,7 +32,7 @@ from allfold_core.agent_answers import (
 Limit = Annotated[int, Query(ge=1, le=RECORDED_OPS)]
 
 
-def add_status(app: FastAPI, agent: Agent) -> None:
+def add_status(app: FastAPI, agent: NodeAgent) -> None:
     """Add the routes of the status, the history and the incidents."""
 
     @app.get("/v1/status", response_model=Json)
@@ -69,7 +69,7 @@ def add_status(app: FastAPI, agent: Agent) -> None:
         return {"node": agent.settings.name, "incidents": [each.to_dict() for each in found]}
 
 
-def problem_of(agent: Agent) -> str | None:
+def problem_of(agent: NodeAgent) -> str | None:
     """Return the reason for which no rank can join at the moment; ``None`` if ranks can."""
     return agent.draining.problem or agent.registration.problem
 
@@ -98,14 +98,17 @@ def describe_group(group: NodeGroup) -> GroupStatus:
         ],
         "edges": [
             _describe_edge(lane, peer, direction, counters)
-            for lane, edges in (
-                (Lane.OPS, group.edges),
-                (Lane.PAIRS, group.p2p.edges),
-                (Lane.SHORT, group.lanes),
-            )
-            for direction, peer, counters in edges.counters()
+            for lane, direction, peer, counters in edge_counters(group)
         ],
     }
+
+
+def edge_counters(group: NodeGroup) -> Iterator[tuple[Traffic, str, str, EdgeCounters]]:
+    """Yield the kind of traffic, direction, peer and counters of each edge of a group."""
+    ops, pairs, short = group.edges, group.p2p.edges, group.lanes
+    for kind, edges in ((Traffic.OPS, ops), (Traffic.PAIRS, pairs), (Traffic.SHORT, short)):
+        for direction, peer, counters in edges.counters():
+            yield kind, direction, peer, counters
 
 
 def _describe_op(op: WaitingOp, now: float) -> OpStatus:
@@ -119,7 +122,7 @@ def _describe_op(op: WaitingOp, now: float) -> OpStatus:
     }
 
 
-def _describe_edge(lane: Lane, peer: str, direction: str, counters: EdgeCounters) -> Json:
+def _describe_edge(lane: Traffic, peer: str, direction: str, counters: EdgeCounters) -> Json:
     return {
         "lane": lane.value,
         "peer": peer,
@@ -130,7 +133,7 @@ def _describe_edge(lane: Lane, peer: str, direction: str, counters: EdgeCounters
     }
 
 
-def add_flight(app: FastAPI, agent: Agent) -> None:
+def add_flight(app: FastAPI, agent: NodeAgent) -> None:
     """Add the routes of the flight recorder."""
 
     @app.get("/v1/clock", response_model=Json)
@@ -139,7 +142,7 @@ def add_flight(app: FastAPI, agent: Agent) -> None:
         return {"node": agent.settings.name, "clock": read_clock()}
 
     @app.get("/v1/flight", response_model=Json)
-    async def flight(group: str = "", limit: Limit = 128) -> Flight:
+    async def flight(group: str = "", limit: Limit = 128) -> FlightAnswer:
         """The latest ops of all groups, or of those of one name: ended ones and those in flight.
 
         ``start`` of an op is on the node's monotonic clock, which ``clock`` shows at the time of
@@ -167,7 +170,7 @@ def read_clock() -> Clocks:
 
 def _describe_recording(
     recording: GroupRecording, limit: int, now: Clocks
-) -> agent_answers.Recording:
+) -> agent_answers.RecordingAnswer:
     return {
         "name": recording.group,
         "opening": recording.opening,

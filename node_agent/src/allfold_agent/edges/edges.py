@@ -6,13 +6,13 @@ import socket
 from collections.abc import Callable, Collection, Mapping
 from itertools import chain
 
-from allfold_agent.edges.connection import EdgeCounters
+from allfold_agent.edges.connections import EdgeCounters
 from allfold_agent.edges.in_edge import InEdge
-from allfold_agent.edges.link_rate import LinkRate
-from allfold_agent.edges.members import Life, Members
-from allfold_agent.edges.opening import Dial, EdgeRequest, Lane
+from allfold_agent.edges.incoming import LinkRate
+from allfold_agent.edges.members import GroupNodes, Life
+from allfold_agent.edges.opening import Dial, EdgeRequest, Traffic
 from allfold_agent.edges.out_edge import OutEdge
-from allfold_agent.http.receivers import Receiver
+from allfold_agent.edges.receivers import Receiver
 from allfold_agent.runtime.reactor import Reactor
 
 DialFrom = Callable[[EdgeRequest, str], Dial]
@@ -40,11 +40,11 @@ class Edges:
         group: str,
         opening: int,
         me: str,
-        members: Members,
+        members: GroupNodes,
         dial: DialFrom,
         receiver: Receiver,
         reactor: Reactor,
-        lane: Lane = Lane.OPS,
+        lane: Traffic = Traffic.OPS,
     ) -> None:
         self._group = group
         self._opening = opening
@@ -68,7 +68,7 @@ class Edges:
         return edge
 
     def _name(self, source: str, destination: str) -> str:
-        lane = "" if self._lane is Lane.OPS else f"-{self._lane.value}"
+        lane = "" if self._lane is Traffic.OPS else f"-{self._lane.value}"
         return f"{self._group}-{source}-{destination}{lane}"
 
     def kick(self, destination: str) -> None:
@@ -103,7 +103,7 @@ class Edges:
         return edge
 
     def _set_aside_edges_of_earlier_life(self, node: str) -> None:
-        """Have new edges where the node has come back: the old ones are to be closed."""
+        """Set the edges of a node that has come back aside, to be closed; it gets new ones."""
         life = self._members.life_of(node)
         before = self._lives.setdefault(node, life)
         if before is not None and life is not None and before != life:
@@ -144,7 +144,7 @@ class Edges:
         return out + [("in", peer, edge.counters) for peer, edge in list(self._in.items())]
 
     def finish(self, deadline: float) -> None:
-        """Let peers get what they are owed, until ``deadline`` (monotonic)."""
+        """Wait until peers have what was sent to them, or ``deadline`` (monotonic)."""
         for edge in list(self._out.values()):
             edge.finish(deadline)
 

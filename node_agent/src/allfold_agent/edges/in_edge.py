@@ -12,18 +12,17 @@ import logging
 import socket
 from threading import Event
 
-from allfold_agent.edges.in_connection import InConnection
-from allfold_agent.edges.incoming import DamagedPayload, IncomingFrames
-from allfold_agent.edges.link_rate import LinkRate
+from allfold_agent.edges.connections import InConnection
+from allfold_agent.edges.incoming import DamagedPayload, IncomingFrames, LinkRate
 from allfold_agent.edges.long_frames import LongFrames
 from allfold_agent.edges.opening import Dial, EdgeOpener
 from allfold_agent.edges.received_files import MissingFile
+from allfold_agent.edges.receivers import Receiver
 from allfold_agent.edges.short_frames import ShortFrames
-from allfold_agent.http.receivers import Receiver
 from allfold_agent.runtime.reactor import Reactor
 from allfold_agent.runtime.threads import start_thread
 from allfold_core.errors import AllfoldError, PeerLost
-from allfold_core.wire.frames import FrameError
+from allfold_core.protocol.frames import FrameError
 
 log = logging.getLogger(__name__)
 

@@ -14,11 +14,11 @@ from time import monotonic
 
 import xxhash
 
-from allfold_agent.edges.connection import EdgeCounters, tune
+from allfold_agent.edges.connections import EdgeCounters, tune
 from allfold_agent.runtime.lane_thread import READABLE, WRITABLE, LaneThread
 from allfold_agent.runtime.tunnels import crosses_a_wire
 from allfold_core.errors import PeerLost
-from allfold_core.wire.frames import HEADER_SIZE, FrameError, FrameHeader, FrameType
+from allfold_core.protocol.frames import HEADER_SIZE, FrameError, FrameHeader, FrameType
 
 log = logging.getLogger(__name__)
 

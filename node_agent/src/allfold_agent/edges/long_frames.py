@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from allfold_agent.edges.in_connection import InConnection
+from allfold_agent.edges.connections import InConnection
 from allfold_agent.edges.incoming import ACK_BYTES, DamagedPayload, IncomingFrames
+from allfold_agent.edges.receivers import Receiver, Sink
 from allfold_agent.edges.short_frames import SHORT_SHARED_BYTES
-from allfold_agent.http.receivers import Receiver, Sink
-from allfold_core.wire.frames import HEADER_SIZE, RANGE_SIZE, FrameHeader, FrameType
+from allfold_core.protocol.frames import HEADER_SIZE, RANGE_SIZE, FrameHeader, FrameType
 
 _LOOK_SECONDS = 0.1
 # How long the thread waits for more before it leaves the edge to the reactor again.

@@ -16,7 +16,7 @@ def lives_of(term: Term) -> frozenset[Life]:
     return frozenset(zip(term.voters, term.joined, strict=True))
 
 
-class Members(Mapping[str, Member]):
+class GroupNodes(Mapping[str, Member]):
     """All nodes that a group has had, by name.
 
     A node that leaves and comes back has another life in the group, and other edges: it numbers its

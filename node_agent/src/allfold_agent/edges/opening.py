@@ -19,7 +19,7 @@ _PARAMETERS = frozenset({"from_frame", "lane", "lives"})
 _LONGEST_NAME = 256
 
 
-class Lane(Enum):
+class Traffic(Enum):
     """The kind of traffic of an edge. Messages must not wait behind ops, nor ops behind them."""
 
     OPS = "ops"
@@ -45,7 +45,7 @@ class EdgeRequest:
     src: str
     dst: str
     from_frame: int = 0
-    lane: Lane = Lane.OPS
+    lane: Traffic = Traffic.OPS
     lives: tuple[str, str] = ("", "")
 
     @property
@@ -81,16 +81,16 @@ class EdgeRequest:
             src,
             dst,
             whole_number("from_frame", query.get("from_frame", "0"), 2**64),
-            _lane(query.get("lane", Lane.OPS.value)),
+            _lane(query.get("lane", Traffic.OPS.value)),
             _lives(query.get("lives", ",")),
         )
 
 
-def _lane(name: str) -> Lane:
+def _lane(name: str) -> Traffic:
     try:
-        return Lane(name)
+        return Traffic(name)
     except ValueError:
-        known = ", ".join(lane.value for lane in Lane)
+        known = ", ".join(lane.value for lane in Traffic)
         raise InvalidArgument(f"an edge has the lane {known}, not {name[:50]!r}") from None
 
 
@@ -179,7 +179,7 @@ class EdgeOpener:
         self._refusal = reason
 
     def note_damage(self, frame: int, error: ValueError) -> None:
-        """Let a damaged frame come again, on a new connection; not without end.
+        """Count a damaged frame, which comes again on a new connection; not without end.
 
         Raises:
             PeerSentIncoherentTensor: it came damaged too many times in a row.

@@ -17,13 +17,17 @@ from time import monotonic
 
 import xxhash
 
-from allfold_agent.edges.connection import RECONNECT_SECONDS, EdgeCounters, await_bytes
-from allfold_agent.edges.out_connection import OutConnection
-from allfold_agent.edges.outgoing import Cancellable, Frame, PayloadSource, SendQueue
+from allfold_agent.edges.connections import (
+    RECONNECT_SECONDS,
+    EdgeCounters,
+    OutConnection,
+    await_bytes,
+)
+from allfold_agent.edges.outgoing import OutgoingFrame, PayloadSource, SendQueue
 from allfold_agent.runtime.locks import make_rlock
 from allfold_agent.runtime.threads import start_thread
 from allfold_core.errors import InvalidArgument, PeerLost
-from allfold_core.wire.frames import FrameHeader
+from allfold_core.protocol.frames import FrameHeader
 
 log = logging.getLogger(__name__)
 
@@ -51,9 +55,9 @@ class OutEdge:
         self._lock = make_rlock("out edge")
         self._ready = Condition(self._lock)
         self._queue = SendQueue()
-        self._unacked: deque[Frame] = deque()
-        self._resend: deque[Frame] = deque()
-        self._partial: tuple[Frame, int] | None = None
+        self._unacked: deque[OutgoingFrame] = deque()
+        self._resend: deque[OutgoingFrame] = deque()
+        self._partial: tuple[OutgoingFrame, int] | None = None
         self._next_number = 0
         self._connection: OutConnection | None = None
         self._broke_at: float | None = None
@@ -81,13 +85,13 @@ class OutEdge:
         with self._lock:
             self._queue.add(source, urgent=urgent)
 
-    def cancel(self, source: Cancellable) -> bool:
-        """Send nothing more of something that is queued; return True if nothing of it was sent.
+    def cancel(self, cancel: Callable[[], bool]) -> bool:
+        """Cancel a source that is queued; return what that returns.
 
-        No frame of it is taken between the two: that happens under the same lock.
+        No frame of it is taken meanwhile: that happens under the same lock.
         """
         with self._lock:
-            return source.cancel()
+            return cancel()
 
     def kick(self) -> None:
         """Send what has become ready: in this thread if that is quick, else in the edge's own."""
@@ -272,7 +276,7 @@ class OutEdge:
             self._sent(frame)
         self._rest()
 
-    def _unfinished(self) -> tuple[Frame | None, int]:
+    def _unfinished(self) -> tuple[OutgoingFrame | None, int]:
         """The frame to be sent next, and how much of it has been."""
         if self._partial is not None:
             partial, self._partial = self._partial, None
@@ -285,21 +289,21 @@ class OutEdge:
             self._close_dropped()
             self._ready.notify_all()
 
-    def _next_frame(self) -> Frame | None:
+    def _next_frame(self) -> OutgoingFrame | None:
         head = self._queue.head()
         return None if head is None else self._frame_of(head)
 
-    def _frame_of(self, head: PayloadSource) -> Frame | None:
+    def _frame_of(self, head: PayloadSource) -> OutgoingFrame | None:
         """The next frame of a source; ``None`` where it is not ready."""
         content = head.take()
         if content is None:
             return None
-        frame = Frame(self._next_number, head, content)
+        frame = OutgoingFrame(self._next_number, head, content)
         self._unacked.append(frame)
         self._next_number += 1
         return frame
 
-    def _fill(self, frame: Frame, connection: OutConnection) -> None:
+    def _fill(self, frame: OutgoingFrame, connection: OutConnection) -> None:
         """Give a frame its bytes; outside the lock, because the digest takes its time.
 
         Between two processes of one machine there is nothing that could damage a payload.
@@ -324,7 +328,7 @@ class OutEdge:
         )
         frame.header = frame.head.pack()
 
-    def _sent(self, frame: Frame) -> None:
+    def _sent(self, frame: OutgoingFrame) -> None:
         if frame.counted:
             return
         frame.counted = True

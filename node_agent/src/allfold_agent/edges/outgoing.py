@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from allfold_agent.runtime.buffers import Buffer
-from allfold_core.wire.frames import FrameHeader, FrameType
+from allfold_core.protocol.frames import FrameHeader, FrameType
 
 
 class SendQueue:
@@ -60,7 +60,7 @@ class SentFiles:
         """The slot that the next file takes."""
         return self._passed % SLOTS
 
-    def note(self, buffer: Buffer) -> None:
+    def add(self, buffer: Buffer) -> None:
         """The file of a buffer was passed: it is in :attr:`next_slot`."""
         if self._passed >= SLOTS:
             del self._slots[next(iter(self._slots))]  # passed first, so it has that slot
@@ -130,15 +130,8 @@ class PayloadSource(Protocol):
         """Return the next payload, ``None`` where it is not ready."""
 
 
-class Cancellable(Protocol):
-    """A payload source that can be taken back while it is queued."""
-
-    def cancel(self) -> bool:
-        """Let nothing more of it be taken; return True if nothing was."""
-
-
 @dataclass(slots=True)
-class Frame:
+class OutgoingFrame:
     """A frame that may have to be sent again."""
 
     number: int

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import mmap
 import os
 import weakref
@@ -12,7 +11,8 @@ from collections import deque
 import torch
 
 from allfold_agent.edges.outgoing import SLOTS
-from allfold_core.wire.frames import FrameError, SharedRange
+from allfold_agent.runtime.buffers import is_sealed
+from allfold_core.protocol.frames import FrameError, SharedRange
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -72,8 +72,7 @@ class ReceivedFiles:
             raise MissingFile(f"no file has come for slot {slot}")
         descriptor = self._descriptors.popleft()
         try:
-            if not fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
-                # Whoever cuts memory that others have mapped kills them with SIGBUS.
+            if not is_sealed(descriptor):
                 raise FrameError(f"the file for slot {slot} is not sealed against being cut")
             self._mapped[slot] = _bytes_of(_Mapping(descriptor))
         except OSError as error:
@@ -82,7 +81,7 @@ class ReceivedFiles:
             os.close(descriptor)
 
     def close(self) -> None:
-        """Let go of all; what is used no more is unmapped."""
+        """Forget all files; what is used no more is unmapped."""
         self._mapped.clear()
         while self._descriptors:
             os.close(self._descriptors.popleft())

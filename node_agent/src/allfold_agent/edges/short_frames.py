@@ -7,11 +7,11 @@ from threading import Event
 
 import torch
 
-from allfold_agent.edges.in_connection import InConnection
+from allfold_agent.edges.connections import InConnection
 from allfold_agent.edges.incoming import ACK_BYTES, ACK_FRAMES, DamagedPayload, IncomingFrames
-from allfold_agent.http.receivers import Arriving, Receiver
+from allfold_agent.edges.receivers import Arriving, Receiver
 from allfold_agent.runtime.reactor import HUNG_UP, READABLE, Reactor
-from allfold_core.wire.frames import HEADER_SIZE, RANGE_SIZE, FrameHeader, FrameType
+from allfold_core.protocol.frames import HEADER_SIZE, RANGE_SIZE, FrameHeader, FrameType
 
 _LOOK_AGAIN_SECONDS = 1.0
 # An acknowledgement costs as much as a frame; the memory that it frees may wait for so long.
@@ -84,7 +84,7 @@ class ShortFrames:
             self._reactor.call(self._resume)
 
     def close(self) -> None:
-        """Have :meth:`receive` end, after the edge was closed; from any thread."""
+        """End :meth:`receive`, after the edge was closed; from any thread."""
         self._reactor.call(self._end_if_closed)  # a parked edge does not notice it by itself
         if not self._reactor.running:
             self._returned.set()
@@ -126,7 +126,7 @@ class ShortFrames:
             self._give_back(error)
 
     def _serve_for(self, events: int) -> None:
-        """Have the reactor wait for these events on the connection, and no others."""
+        """Register the connection with the reactor for these events, and no others."""
         if self._events and events:
             self._reactor.modify(self._connection.socket, events)
         elif events:

@@ -25,11 +25,11 @@ from allfold_agent.runtime.locks import make_lock
 from allfold_agent.runtime.threads import WorkerPool
 from allfold_core.errors import AllfoldError
 from allfold_core.operations import Fingerprint
+from allfold_core.protocol.rank_messages import OpMessage, Outcome, Region
 from allfold_core.schedules.parts import Part, Piece
 from allfold_core.schedules.schedule import Slice
 from allfold_core.survival.records import Stamp
 from allfold_core.verdict import unmatched_pair
-from allfold_core.wire.local_wire import OpMessage, Outcome, Region
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from allfold_agent.edges.outgoing import Payload
 from allfold_agent.execution.executor import Executor
 from allfold_agent.execution.transfers import SliceLanding
 from allfold_core.errors import PeerSentIncoherentTensor
-from allfold_core.wire.frames import FrameHeader, FrameType
+from allfold_core.protocol.frames import FrameHeader, FrameType
 
 
 class OpReceiver:

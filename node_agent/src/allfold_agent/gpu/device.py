@@ -2,22 +2,93 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from ctypes import string_at
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any
 
 import numpy as np
 
 from allfold_agent.gpu import kernels
 from allfold_agent.gpu.completions import Completions, FencePoller
-from allfold_agent.gpu.driver import call, load
 from allfold_agent.gpu.kernels import Variant
-from allfold_agent.gpu.releases import Releases
 from allfold_agent.runtime.locks import make_lock
 from allfold_core.errors import GpuFailed
+
+_CONTROL = Path("/dev/nvidiactl")
+_NO_DRIVER = "there is no NVIDIA driver"
+
+
+class DriverUnavailable(Exception):
+    """This process has no CUDA; says why."""
+
+
+@lru_cache(maxsize=1)
+def load() -> Any:
+    """The driver's functions, ready for use; :class:`DriverUnavailable` where there are none."""
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        reason = "cuda-bindings is not installed: see the extras cuda13 and cuda12 in docs/gpu.md"
+        raise DriverUnavailable(reason if _CONTROL.exists() else _NO_DRIVER) from error
+    try:
+        code, *_ = driver.cuInit(0)
+    except Exception as error:  # of a type that depends on the version of the binding
+        raise DriverUnavailable(_NO_DRIVER) from error
+    if code == driver.CUresult.CUDA_ERROR_NO_DEVICE:
+        raise DriverUnavailable("the NVIDIA driver shows no GPU")
+    if code:
+        raise DriverUnavailable(f"the NVIDIA driver does not work: {code.name}")
+    return driver
+
+
+def call(name: str, *arguments: Any) -> Any:
+    """Call a function of the driver; what it returns beside the error code.
+
+    Raises:
+        GpuFailed: it could not.
+    """
+    code, *results = getattr(load(), name)(*arguments)
+    if code:
+        raise GpuFailed(f"the GPU of the node agent: {name} failed with {code.name}")
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+log = logging.getLogger(__name__)
+
+Release = Callable[[], None]
+
+
+class Releases:
+    """A thread that does so, one after the other: nobody else waits for it.
+
+    Args:
+        name: of the thread.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._due: SimpleQueue[Release] = SimpleQueue()  # finalizers may put something in
+        Thread(target=self._run, name=name, daemon=True).start()
+
+    def later(self, release: Release) -> None:
+        """Release something, after all that was asked for before it."""
+        self._due.put(release)
+
+    def _run(self) -> None:
+        while True:
+            release = self._due.get()
+            try:
+                release()
+            except Exception:
+                log.exception("memory that GPUs used is not given back")
+            del release  # it must not keep anything while nothing is due
+
 
 _UUID_BYTES = 16
 
@@ -61,10 +132,10 @@ def _attribute(handle: Any, name: str) -> int:
     return int(call("cuDeviceGetAttribute", which, handle))
 
 
-class Point:
+class GpuEvent:
     """A point in the work of a GPU."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: GpuDevice) -> None:
         self.device = device
         self.handle = call("cuEventCreate", load().CUevent_flags.CU_EVENT_DISABLE_TIMING)
         call("cuEventRecord", self.handle, device.stream)
@@ -94,7 +165,7 @@ class RankMemory:
         size: in bytes.
     """
 
-    def __init__(self, device: Device, descriptor: int, size: int) -> None:
+    def __init__(self, device: GpuDevice, descriptor: int, size: int) -> None:
         self.device = device
         self.size = size
         self.address = 0
@@ -109,8 +180,8 @@ class RankMemory:
                 call("cuMemRelease", handle)  # the mapping keeps the memory
             self.allow(device)
 
-    def allow(self, device: Device) -> None:
-        """Let a GPU use it that :meth:`Device.reaches` the one that has it."""
+    def allow(self, device: GpuDevice) -> None:
+        """Make it usable for a GPU that :meth:`GpuDevice.reaches` the one that has it."""
         if device.ordinal not in self._users:
             access = load().CUmemAccessDesc()
             access.location.type = load().CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
@@ -124,13 +195,13 @@ class RankMemory:
             self.device.releases.later(partial(_unmap, self.device, self.address, self.size))
 
 
-def _unmap(device: Device, address: int, size: int) -> None:
+def _unmap(device: GpuDevice, address: int, size: int) -> None:
     with device.current():
         load().cuMemUnmap(address, size)  # nothing may be mapped there yet
         call("cuMemAddressFree", address, size)
 
 
-class Device:
+class GpuDevice:
     """A GPU in use, inside of :meth:`current`.
 
     Attributes:
@@ -166,7 +237,7 @@ class Device:
         finally:
             call("cuCtxPopCurrent")
 
-    def reaches(self, other: Device) -> bool:
+    def reaches(self, other: GpuDevice) -> bool:
         """Return true if kernels here can use the memory of another GPU, or of this one."""
         if other is self:
             return True
@@ -204,13 +275,13 @@ class Device:
         """Copy between any addresses that the GPU reaches."""
         call("cuMemcpyAsync", target, source, nbytes, self.stream)
 
-    def wait_for(self, point: Point) -> None:
+    def wait_for(self, point: GpuEvent) -> None:
         """Make later work wait for another GPU."""
         call("cuStreamWaitEvent", self.stream, point.handle, 0)
 
-    def mark(self) -> Point:
+    def mark(self) -> GpuEvent:
         """The present point."""
-        return Point(self)
+        return GpuEvent(self)
 
     def _function(self, variant: Variant) -> Any:
         function = self._functions.get(variant.name)
@@ -228,7 +299,7 @@ class Device:
 
 
 def register(address: int, nbytes: int) -> int:
-    """Let all GPUs reach memory of the host; its address for them. In any GPU's context."""
+    """Register memory of the host with all GPUs; its address for them. In any GPU's context."""
     driver = load()
     flags = driver.CU_MEMHOSTREGISTER_PORTABLE | driver.CU_MEMHOSTREGISTER_DEVICEMAP
     call("cuMemHostRegister", address, nbytes, flags)

@@ -11,8 +11,7 @@ from queue import SimpleQueue
 
 from allfold_agent.gpu import device, kernels
 from allfold_agent.gpu.completions import FencePoller
-from allfold_agent.gpu.device import Device, GpuName, RankMemory, find
-from allfold_agent.gpu.driver import CudaUnavailable
+from allfold_agent.gpu.device import DriverUnavailable, GpuDevice, GpuName, RankMemory, find
 from allfold_agent.gpu.kernels import KernelError, Variant
 from allfold_agent.runtime.buffers import MappedMemory
 from allfold_agent.runtime.locks import make_lock, make_rlock
@@ -29,7 +28,7 @@ class Pins:
         self._lock = make_rlock("gpu pins")
         self._offsets: weakref.WeakKeyDictionary[MappedMemory, int] = weakref.WeakKeyDictionary()
 
-    def address(self, mapping: MappedMemory, gpu: Device) -> int:
+    def address(self, mapping: MappedMemory, gpu: GpuDevice) -> int:
         """Return the address of mapped memory for GPUs."""
         with self._lock:
             offset = self._offsets.get(mapping)
@@ -42,11 +41,11 @@ class Pins:
             return mapping.address + offset
 
 
-def _release(memory: mmap.mmap, address: int, gpu: Device) -> None:
+def _release(memory: mmap.mmap, address: int, gpu: GpuDevice) -> None:
     gpu.releases.later(partial(_unlock, memory, address, gpu))
 
 
-def _unlock(_memory: mmap.mmap, address: int, gpu: Device) -> None:
+def _unlock(_memory: mmap.mmap, address: int, gpu: GpuDevice) -> None:
     """Unlock page-locked memory; the reference to it keeps it mapped until then."""
     with gpu.current():
         device.unregister(address)
@@ -117,7 +116,7 @@ class Gpus:
         self._poller = poller
         self.pins = Pins()
         self._lock = make_lock("gpus")
-        self._devices: dict[str, Device] = {}
+        self._devices: dict[str, GpuDevice] = {}
         self.names, self.reason = _probe(wanted)
         if self.names:
             listed = ", ".join(f"{each.name} ({uuid})" for uuid, each in self.names.items())
@@ -155,11 +154,11 @@ class Gpus:
             raise InvalidArgument(error.message) from error
         return memory
 
-    def _device(self, name: GpuName) -> Device:
+    def _device(self, name: GpuName) -> GpuDevice:
         with self._lock:
             device = self._devices.get(name.uuid)
             if device is None:
-                device = self._devices[name.uuid] = Device(name, self._poller)
+                device = self._devices[name.uuid] = GpuDevice(name, self._poller)
             return device
 
 
@@ -169,7 +168,7 @@ def _probe(wanted: bool) -> tuple[dict[str, GpuName], str]:
         return {}, "ALLFOLD_AGENT_GPU says so"
     try:
         found = find()
-    except (CudaUnavailable, GpuFailed) as error:
+    except (DriverUnavailable, GpuFailed) as error:
         return {}, str(error)
     problems = {each: _problem(each) for each in {each.architecture for each in found}}
     for each in found:

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from time import monotonic
 
 from allfold_agent.arithmetic.kernels import Arithmetic
-from allfold_agent.gpu.device import Device, Point, RankMemory
+from allfold_agent.gpu.device import GpuDevice, GpuEvent, RankMemory
 from allfold_agent.gpu.gpus import Pins, fold_on
 from allfold_agent.gpu.kernels import Variant
 from allfold_agent.runtime.buffers import Buffer, BufferPool, MappedMemory
 from allfold_agent.runtime.locks import make_lock, make_rlock
 from allfold_core.errors import GpuFailed
-from allfold_core.schedules.parts import End, Layout, Part, Piece
+from allfold_core.schedules.parts import End, NodeParts, Part, Piece
 
 Done = Callable[[Exception | None], None]
 
@@ -77,7 +77,7 @@ class GpuOperands:
 
     def __init__(
         self,
-        layout: Layout,
+        layout: NodeParts,
         arithmetic: Arithmetic,
         inputs: Mapping[int, Place],
         outputs: Mapping[int, Place],
@@ -115,7 +115,7 @@ class GpuOperands:
         """Fold what the local ranks bring into their outputs, where there is no other node."""
         size = self._arithmetic.itemsize
 
-        def work() -> list[Point]:
+        def work() -> list[GpuEvent]:
             sources, targets = self._bring(), self._addresses(self._outputs, is_output=True)
             for part, start, stop in pieces:
                 if part.targets and part.sources and stop > start:
@@ -131,7 +131,7 @@ class GpuOperands:
         """Fold what the local ranks bring to ranges of a work buffer."""
         size = self._arithmetic.itemsize
 
-        def work() -> list[Point]:
+        def work() -> list[GpuEvent]:
             sources = self._bring()
             for part, start, stop in pieces:
                 if part.sources and stop > start:
@@ -147,7 +147,7 @@ class GpuOperands:
         size = self._arithmetic.itemsize
         variant = finishing(self._arithmetic)
 
-        def work() -> list[Point]:
+        def work() -> list[GpuEvent]:
             targets = self._addresses(self._outputs, is_output=True)
             for part, start, stop in pieces:
                 if part.targets and stop > start:
@@ -180,7 +180,7 @@ class GpuOperands:
         )
 
     def release(self) -> None:
-        """Let go of the memory in which results and inputs were on their way.
+        """Release the memory in which results and inputs were on their way.
 
         The GPU may still be at work there, where the attempt was given up: then once that is done.
         """
@@ -198,7 +198,7 @@ class GpuOperands:
 
     # How
 
-    def _give(self, work: Callable[[], list[Point]], done: Done) -> None:
+    def _give(self, work: Callable[[], list[GpuEvent]], done: Done) -> None:
         """Give the GPU work, and call ``done`` when that is done; none after :meth:`release`."""
         with self._count:
             is_wanted = not self._released
@@ -216,7 +216,7 @@ class GpuOperands:
 
         self._start(work, ended)
 
-    def _start(self, work: Callable[[], list[Point]], done: Done) -> None:
+    def _start(self, work: Callable[[], list[GpuEvent]], done: Done) -> None:
         if self._device.completions.is_stuck:
             done(GpuFailed(f"{self._device.name.name} is stuck with what it was given before"))
             return
@@ -237,7 +237,7 @@ class GpuOperands:
         # If a GPU is stuck as well, that matters more: it may still use the memory.
         self._await(given, lambda late: done(late or error))
 
-    def _await(self, points: Sequence[Point], done: Done) -> None:
+    def _await(self, points: Sequence[GpuEvent], done: Done) -> None:
         """Call ``done`` when all points are reached; those of several GPUs one after the other."""
         if not points:
             done(None)
@@ -315,10 +315,10 @@ class GpuOperands:
             fetched = owner.mark()
         self._device.wait_for(fetched)
 
-    def _take_home(self, pieces: Sequence[Piece]) -> list[Point]:
+    def _take_home(self, pieces: Sequence[Piece]) -> list[GpuEvent]:
         """Copy results to where the folding GPU could not write; when everything is there."""
         folded = self._device.mark()
-        touched: dict[int, Device] = {}
+        touched: dict[int, GpuDevice] = {}
         size = self._arithmetic.itemsize
         for part, start, stop in pieces:
             for end in part.targets:
@@ -334,7 +334,7 @@ class GpuOperands:
         return [folded, *map(_mark, touched.values())]
 
 
-def _mark(device: Device) -> Point:
+def _mark(device: GpuDevice) -> GpuEvent:
     with device.current():
         return device.mark()
 
@@ -350,9 +350,9 @@ def _overlap(one: Place, other: Place) -> bool:
     return homes[0] is homes[1] and begin < start + other.nbytes and start < begin + one.nbytes
 
 
-def _homes(inputs: Mapping[int, Place], outputs: Mapping[int, Place]) -> list[Device]:
+def _homes(inputs: Mapping[int, Place], outputs: Mapping[int, Place]) -> list[GpuDevice]:
     """The GPU of each rank that has memory on one, in rank order."""
-    homes: list[Device] = []
+    homes: list[GpuDevice] = []
     for rank in sorted(inputs):
         for place in (inputs[rank], outputs[rank]):
             if isinstance(place, GpuRange):

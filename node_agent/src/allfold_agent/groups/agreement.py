@@ -15,7 +15,8 @@ from typing import Any, Protocol
 from allfold_agent.groups.events import EventQueue
 from allfold_agent.groups.rounds import ClosingSignals, RoundLeader
 from allfold_control.survival import Announced, Dead, PartHeld, RoundBegun, pack, unpack
-from allfold_core.diagnosis.hindrances import Hindrances
+from allfold_core.diagnosis.stragglers import Hindrances
+from allfold_core.protocol.peer_link import LinkMessageType
 from allfold_core.survival.agent_machine import AgentMachine
 from allfold_core.survival.instructions import (
     Instruction,
@@ -30,7 +31,6 @@ from allfold_core.survival.policy import GroupPolicy
 from allfold_core.survival.records import NO_EPOCH, Epoch, Stamp, Term
 from allfold_core.survival.reports import NO_WISHES, Call, Doubt, Install, Reason, Report, Wishes
 from allfold_core.topology import Layout
-from allfold_core.wire.peer_link import LinkMessageType
 
 log = logging.getLogger(__name__)
 

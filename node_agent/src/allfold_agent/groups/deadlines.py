@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from allfold_agent.execution.op import Arrival, Op, RankEndpoint
 from allfold_agent.groups.lane.records import PostedOp
 from allfold_agent.p2p.messages import PendingCall
+from allfold_core.protocol.rank_messages import pack_hold
 from allfold_core.survival.reports import Doubt, Reason
-from allfold_core.wire.local_wire import pack_hold
 
 if TYPE_CHECKING:
     from allfold_agent.groups.group import NodeGroup

@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Any
 
 from allfold_agent.arithmetic.error_feedback import Residuals
-from allfold_agent.edges.members import Members, lives_of
+from allfold_agent.edges.members import GroupNodes, lives_of
 from allfold_agent.groups.agreement import Agreement
 from allfold_agent.groups.deadlines import Deadlines
 from allfold_agent.groups.epoch import EpochTable, GroupEpoch, NodeResources
@@ -23,18 +23,18 @@ from allfold_agent.groups.outcomes import OpTable, Outcomes
 from allfold_agent.groups.registry import record_of, with_seats
 from allfold_agent.groups.results import Results
 from allfold_control.survival import Closed, Rates, pack, unpack
-from allfold_core.diagnosis.hindrances import Hindrances
+from allfold_core.diagnosis.stragglers import Hindrances
 from allfold_core.errors import AllfoldError, PeerLost
 from allfold_core.incident import Incident
 from allfold_core.plan import Plan
+from allfold_core.protocol.frames import FrameError
+from allfold_core.protocol.peer_link import GroupMessage, LinkMessageType
 from allfold_core.survival import records
 from allfold_core.survival.judge import unpacked
 from allfold_core.survival.plans import first_epoch, first_record
 from allfold_core.survival.policy import GroupPolicy
 from allfold_core.survival.records import NO_EPOCH, Term
 from allfold_core.survival.term_record import TermRecord
-from allfold_core.wire.frames import FrameError
-from allfold_core.wire.peer_link import GroupMessage, LinkMessageType
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class NodeGroup:
         term = _checked(self.record)
         self.lost_before = frozenset(term.lost)
         first = NO_EPOCH if joins else first_epoch(plan)
-        self.members = Members(plan.members, term)
+        self.members = GroupNodes(plan.members, term)
         self.residuals = Residuals()
         self._edges = GroupEdges(self, resources)
         self.edges, self.p2p, self.serve_edge = self._edges.ops, self._edges.p2p, self._edges.serve
@@ -179,7 +179,7 @@ class NodeGroup:
 
     def tell_others_of(self, incident: Incident) -> None:
         """Share an incident with all nodes, so that the errors of this group quote it."""
-        self.hindrances.note(incident, monotonic())
+        self.hindrances.take_in(incident, monotonic())
         for node in self.agreement.term.voters:
             if node != self.node:
                 self.send(node, LinkMessageType.OBSERVED, {"incident": incident.to_dict()})

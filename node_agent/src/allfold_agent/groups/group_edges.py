@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 from allfold_agent.edges.edges import Edges
 from allfold_agent.edges.lane_link import LaneDoor
 from allfold_agent.edges.members import Life
-from allfold_agent.edges.opening import EdgeRequest, Lane
+from allfold_agent.edges.opening import EdgeRequest, Traffic
 from allfold_agent.edges.out_edge import OutEdge
 from allfold_agent.execution.op_edges import OpReceiver
 from allfold_agent.groups.epoch import NodeResources
 from allfold_agent.p2p.engine import P2PEngine
 from allfold_agent.runtime.threads import start_thread
 from allfold_core.errors import AllfoldError, LocalError, PeerLost, PeerSentIncoherentTensor
+from allfold_core.protocol.frames import FrameHeader
 from allfold_core.survival.records import Stamp
-from allfold_core.wire.frames import FrameHeader
 
 if TYPE_CHECKING:
     from allfold_agent.groups.group import NodeGroup
@@ -75,9 +75,9 @@ class GroupEdges:
                 )
             if self._members.life_of(request.dst) is None:
                 raise PeerLost(f"group '{self._group.name}' goes on without node {request.dst}")
-            if request.lane is Lane.SHORT:
+            if request.lane is Traffic.SHORT:
                 return self._group.lanes.serve(request)
-            if request.lane is Lane.PAIRS:
+            if request.lane is Traffic.PAIRS:
                 return self.p2p.serve_edge(request.dst)
             return self.ops.out(request.dst)
 

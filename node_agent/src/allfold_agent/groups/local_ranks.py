@@ -12,9 +12,14 @@ from allfold_agent.execution.op import Arrival, Op, RankEndpoint
 from allfold_agent.groups.epoch import GroupEpoch
 from allfold_agent.groups.outcomes import breakdown, refuse
 from allfold_core.errors import AllfoldError, InvalidArgument, LocalError, PeerLost
+from allfold_core.protocol.rank_messages import (
+    MAX_OPEN_MESSAGES,
+    MAX_OPEN_OPS,
+    OpMessage,
+    P2PMessage,
+)
 from allfold_core.survival.reports import Call
 from allfold_core.verdict import refused_by
-from allfold_core.wire.local_wire import MAX_OPEN_MESSAGES, MAX_OPEN_OPS, OpMessage, P2PMessage
 
 if TYPE_CHECKING:
     from allfold_agent.groups.group import NodeGroup

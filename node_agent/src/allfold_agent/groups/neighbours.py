@@ -14,10 +14,10 @@ from allfold_control.survival import Rates, pack
 from allfold_core.plan import Plan
 from allfold_core.pricing.per_link import MOST_NODES
 from allfold_core.pricing.slow_links import ChangeLimit, LinkTable, better_layout, describe
+from allfold_core.protocol.peer_link import GroupMessage, LinkMessageType
 from allfold_core.survival.plans import plan_of
 from allfold_core.survival.records import Epoch, Stamp, Term
 from allfold_core.topology import AS_OPENED, Layout, Member
-from allfold_core.wire.peer_link import GroupMessage, LinkMessageType
 
 if TYPE_CHECKING:
     from allfold_agent.groups.epoch import NodeResources
@@ -147,7 +147,7 @@ class SlowLinkWatch:
             return
         self._heard[self._node] = rates
         while self._heard:
-            self._table.note(*self._heard.popitem(), now)
+            self._table.record(*self._heard.popitem(), now)
         self._conclude(now)
 
     def take_rates(self, node: str, rates: Mapping[str, float]) -> None:
@@ -199,7 +199,7 @@ class SlowLinkWatch:
     def _note_changes(self, record: Epoch, now: float) -> None:
         if record.layout != self._layout:
             self._layout = record.layout
-            self._limit.note(now)
+            self._limit.count_change(now)
         if record.nodes != self._nodes:
             # The order is that of before without the lost nodes: it may go over a slow link again.
             self._nodes, self._limit = record.nodes, ChangeLimit()

@@ -12,8 +12,8 @@ from allfold_agent.execution.op import Op, RankEndpoint
 from allfold_agent.groups.flight_recorder import OpRecord, OpStage, record
 from allfold_agent.runtime.locks import make_lock, make_rlock
 from allfold_core.errors import AllfoldError, Evicted, ServiceError
+from allfold_core.protocol.rank_messages import Message, Outcome
 from allfold_core.survival.judge import NODE_LOST
-from allfold_core.wire.local_wire import Message, Outcome
 from allfold_service.metrics import Histogram
 
 log = logging.getLogger(__name__)
@@ -122,8 +122,8 @@ class Tally:
         seconds = self.seconds.get(key)
         if seconds is None:
             seconds = self.seconds[key] = Histogram(SECONDS_BOUNDS)
-        seconds.note(record.seconds)
-        self.skews[lane].note(max(record.arrivals.values()))
+        seconds.observe(record.seconds)
+        self.skews[lane].observe(max(record.arrivals.values()))
 
     def called(self, first: int, last: int) -> int:
         """Return how many ops ranks of this node have called; the number never falls.

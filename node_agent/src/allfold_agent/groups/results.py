@@ -18,8 +18,8 @@ from allfold_agent.execution.op import Op
 from allfold_agent.groups.outcomes import OpTable, breakdown
 from allfold_agent.http.client import ClientExchange, read_error
 from allfold_agent.http.server import HttpExchange, allow, transfer_deadline, whole_number
+from allfold_agent.http.socket_io import receive_into, send_views
 from allfold_agent.http.transport import Transport
-from allfold_agent.http.wire import receive_into, send_views
 from allfold_agent.runtime.buffers import Buffer
 from allfold_agent.runtime.locks import make_lock
 from allfold_agent.runtime.threads import start_thread

@@ -8,7 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from allfold_control.survival import PartHeld, RoundBegun, pack
-from allfold_core.diagnosis.hindrances import Hindrances
+from allfold_core.diagnosis.stragglers import Hindrances
+from allfold_core.protocol.peer_link import LinkMessageType
 from allfold_core.survival.agent_machine import AgentMachine
 from allfold_core.survival.instructions import Instructions
 from allfold_core.survival.judge import judge_calls
@@ -17,7 +18,6 @@ from allfold_core.survival.policy import GroupPolicy
 from allfold_core.survival.records import Epoch, Stamp, Term
 from allfold_core.survival.reports import Doubt, Install, Report, Wishes
 from allfold_core.topology import Layout
-from allfold_core.wire.peer_link import LinkMessageType
 
 if TYPE_CHECKING:
     from allfold_agent.groups.agreement import Agreement

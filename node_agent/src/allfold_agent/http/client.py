@@ -13,8 +13,7 @@ from typing import Any
 
 import h11
 
-from allfold_agent.http.transport import Transport
-from allfold_agent.http.wire import (
+from allfold_agent.http.socket_io import (
     HEAD_LIMIT,
     RECEIVE_BYTES,
     Headers,
@@ -25,6 +24,7 @@ from allfold_agent.http.wire import (
     tokens,
     trailing,
 )
+from allfold_agent.http.transport import Transport
 from allfold_core.errors import (
     AllfoldError,
     InvalidArgument,

@@ -41,7 +41,7 @@ class Stage(Enum):
 
 
 @dataclass(slots=True)
-class Connection:
+class PortConnection:
     """One connection of the port, while it is the port's.
 
     Attributes:
@@ -63,15 +63,19 @@ class Connections:
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
         self._lock = make_lock("connections")
-        self._stages: dict[Stage, dict[socket.socket, Connection]] = {each: {} for each in Stage}
+        self._stages: dict[Stage, dict[socket.socket, PortConnection]] = {
+            each: {} for each in Stage
+        }
 
-    def admit(self, sock: socket.socket, address: str) -> tuple[Connection, socket.socket | None]:
+    def admit(
+        self, sock: socket.socket, address: str
+    ) -> tuple[PortConnection, socket.socket | None]:
         """Take a connection in; the second one returned has to make room for it, if any.
 
         That is the oldest stranger from the address that has most of them, so that whoever opens
         hundreds of connections pushes out nobody else.
         """
-        connection = Connection(sock, address, began=monotonic())
+        connection = PortConnection(sock, address, began=monotonic())
         with self._lock:
             strangers = self._stages[Stage.STRANGER]
             strangers[sock] = connection
@@ -82,7 +86,7 @@ class Connections:
             del strangers[victim.sock]
             return connection, victim.sock
 
-    def advance(self, connection: Connection, stage: Stage) -> None:
+    def advance(self, connection: PortConnection, stage: Stage) -> None:
         """Note that a connection has made an authorized request.
 
         Raises:
@@ -99,7 +103,7 @@ class Connections:
             connection.stage = stage
             self._stages[stage][connection.sock] = connection
 
-    def _check(self, connection: Connection, stage: Stage) -> None:
+    def _check(self, connection: PortConnection, stage: Stage) -> None:
         others = self._stages[stage].values()
         if stage is Stage.OPENING:
             limit = self.limits.opening
@@ -116,12 +120,12 @@ class Connections:
                 f"the data port already serves {limit} connections from {where}", limit=limit
             )
 
-    def remove(self, connection: Connection) -> None:
+    def remove(self, connection: PortConnection) -> None:
         """Forget a connection, which has ended or belongs to somebody else."""
         with self._lock:
             self._stages[connection.stage].pop(connection.sock, None)
 
-    def all(self) -> list[Connection]:
+    def all(self) -> list[PortConnection]:
         """Return all connections that the port still owns."""
         with self._lock:
             return [each for stage in self._stages.values() for each in stage.values()]

@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import h11
 
-from allfold_agent.http.wire import (
+from allfold_agent.http.socket_io import (
     HEAD_LIMIT,
     RECEIVE_BYTES,
     Headers,

@@ -6,11 +6,11 @@ import socket
 import ssl
 from contextlib import suppress
 
-from allfold_agent.http.addresses import parse_address
 from allfold_agent.http.server import close_gently, refuse_blindly
-from allfold_agent.http.wire import arm, shortcut
+from allfold_agent.http.socket_io import arm, shortcut
 from allfold_agent.runtime.tunnels import Tunnels
 from allfold_core.errors import InvalidArgument, LocalError
+from allfold_service.addresses import parse_address
 from allfold_service.credentials import Credentials
 from allfold_service.tls import TlsIdentity, explain
 
@@ -123,7 +123,7 @@ def _shake_hands(sock: ssl.SSLSocket, address: str, deadline: float) -> None:
 
 
 def _turn_away(sock: ssl.SSLSocket, cause: BaseException | None) -> None:
-    """Let a client read why it is turned away: the alert that was sent, or an answer in plain."""
+    """Leave a client the time to read why it is turned away: the alert, or an answer in plain."""
     with socket.socket(fileno=sock.detach()) as plain, suppress(OSError):
         if getattr(cause, "reason", "") == "HTTP_REQUEST":
             error = LocalError("this port speaks TLS: set ALLFOLD_TLS_DIR there, too")

@@ -14,8 +14,8 @@ from allfold_agent.groups.deadlines import INCIDENTS_AT_ONCE
 from allfold_agent.local.rank_connection import (
     CallMessage,
     DeferredCall,
-    Membership,
     RankConnection,
+    RankMembership,
 )
 from allfold_agent.runtime.reactor import Reactor
 from allfold_core.errors import (
@@ -24,9 +24,7 @@ from allfold_core.errors import (
     PeerMissing,
     RegisterNotFirstOperation,
 )
-from allfold_core.survival.reports import Doubt, Reason
-from allfold_core.verdict import name_ranks
-from allfold_core.wire.local_wire import (
+from allfold_core.protocol.rank_messages import (
     MAX_OPEN_MESSAGES,
     MAX_OPEN_OPS,
     Message,
@@ -35,6 +33,8 @@ from allfold_core.wire.local_wire import (
     P2PMessage,
     pack_hold,
 )
+from allfold_core.survival.reports import Doubt, Reason
+from allfold_core.verdict import name_ranks
 
 _JUDGE_AGAIN_SECONDS = 1.0
 _LOOK_AT_ALL_SECONDS = 0.01
@@ -170,7 +170,7 @@ def _needs_attention(process: RankConnection, deferred: DeferredCall, now: float
 
 
 def _failure_of(
-    membership: Membership | None, message: CallMessage
+    membership: RankMembership | None, message: CallMessage
 ) -> tuple[AllfoldError, int] | None:
     """Return the error of a deferred call that can only fail, and the epoch that goes with it.
 
@@ -186,7 +186,7 @@ def _failure_of(
     return group.failed_call(message.seq, message.view)
 
 
-def _late(membership: Membership, message: P2PMessage) -> PeerMissing:
+def _late(membership: RankMembership, message: P2PMessage) -> PeerMissing:
     """Return the error of a send or receive whose tensor the GPU still uses."""
     epoch = membership.epoch
     ranks = [epoch.rank_of(membership.session)] if epoch else []

@@ -13,7 +13,7 @@ from pathlib import Path
 from allfold_agent.local.rank_connection import RankConnection
 from allfold_agent.runtime.reactor import READABLE, WRITABLE, Acceptor, Reactor
 from allfold_core.errors import InvalidArgument, ServiceError
-from allfold_core.wire.local_wire import MAX_MESSAGE
+from allfold_core.protocol.rank_messages import MAX_MESSAGE
 
 log = logging.getLogger(__name__)
 

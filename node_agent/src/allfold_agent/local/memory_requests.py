@@ -12,7 +12,7 @@ from allfold_agent.local.rank_connection import RankConnection, refuse_request
 from allfold_agent.runtime.reactor import Reactor
 from allfold_agent.runtime.threads import WorkerPool
 from allfold_core.errors import AllfoldError, InvalidArgument
-from allfold_core.wire.local_wire import SEGMENT, Message, pack_json
+from allfold_core.protocol.rank_messages import SEGMENT, Message, pack_json
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class GpuMemoryRequests:
         self._reactor = reactor
 
     def share(self, process: RankConnection, body: dict[str, Any], descriptors: list[int]) -> None:
-        """Have a worker open memory of a GPU; the rank gets an answer later.
+        """Open memory of a GPU, in a worker; the rank gets an answer later.
 
         Raises:
             InvalidArgument: there is no descriptor, or the number is used already.

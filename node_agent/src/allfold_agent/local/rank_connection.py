@@ -26,7 +26,7 @@ from allfold_agent.groups.lane.short_lane import NodeLane
 from allfold_agent.runtime.buffers import MappedMemory
 from allfold_agent.runtime.locks import make_lock
 from allfold_core.errors import AllfoldError, InvalidArgument
-from allfold_core.wire.local_wire import (
+from allfold_core.protocol.rank_messages import (
     FENCE_WORD,
     Fence,
     Message,
@@ -46,7 +46,7 @@ _REMEMBERED = 1024
 
 
 @dataclass(slots=True)
-class Membership:
+class RankMembership:
     """One local rank of one group: a session, whose rank number is the epoch's to say.
 
     Attributes:
@@ -113,7 +113,7 @@ class RankConnection:
         self.socket = connected
         self.greeted = False
         self.no_lane = ""
-        self.memberships: dict[int, Membership] = {}
+        self.memberships: dict[int, RankMembership] = {}
         self.joining: set[Future[Any]] = set()
         # Calls whose memory is still in use by the GPU of the rank, and those behind them.
         self.deferred: deque[DeferredCall] = deque()
@@ -237,7 +237,7 @@ class RankConnection:
             membership.group.lanes.handed(lane)
 
     def _send_with_page(
-        self, kind: Message, number: int, membership: Membership, body: dict[str, Any]
+        self, kind: Message, number: int, membership: RankMembership, body: dict[str, Any]
     ) -> NodeLane | None:
         """Send news of an epoch, with the page of its short lane if it has one."""
         lane = membership.group.lanes.lane_of(body["epoch"])

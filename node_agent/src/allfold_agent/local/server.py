@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import logging
 import struct
-from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
-from itertools import count
 from time import monotonic
-from typing import Any, Protocol
-from weakref import WeakKeyDictionary
+from typing import Any
 
 from allfold_agent.gpu.completions import FencePoller
 from allfold_agent.gpu.gpus import Gpus
 from allfold_agent.groups.epoch import GroupEpoch
-from allfold_agent.groups.group import NodeGroup
 from allfold_agent.local.deferred_calls import DeferredCalls, refuse, reject
 from allfold_agent.local.listener import Listener
+from allfold_agent.local.memberships import LONGEST_HOW, Memberships, Registrar, membership_of
 from allfold_agent.local.memory_requests import GpuMemoryRequests, add_segment
 from allfold_agent.local.rank_connection import (
     CallMessage,
-    Membership,
     RankConnection,
     refuse_request,
 )
@@ -31,11 +26,9 @@ from allfold_agent.runtime.threads import WorkerPool
 from allfold_core.errors import (
     AllfoldError,
     InvalidArgument,
-    MultipleUnregister,
     RegisterNotFirstOperation,
 )
-from allfold_core.verdict import LEFT
-from allfold_core.wire.local_wire import (
+from allfold_core.protocol.rank_messages import (
     NO_FENCE,
     PROTOCOL_VERSION,
     Message,
@@ -50,62 +43,9 @@ from allfold_core.wire.local_wire import (
 
 log = logging.getLogger(__name__)
 
-PROCESS_ENDED = "ended without leaving the group"
 _TICK_SECONDS = 0.05  # how late a deadline may be noticed
 _LEAST_SECONDS = 0.001
-_LONGEST_HOW = 300
 _LONGEST_REASON = 2000
-MAX_JOINS = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Admission:
-    """The result of a join: the group, and the first epoch of the rank."""
-
-    group: NodeGroup
-    epoch: GroupEpoch
-
-
-class Registrar(Protocol):
-    """The control plane, as the local server needs it. None of these may wait."""
-
-    def join(self, request: dict[str, Any], *, is_new: bool) -> Future[Admission]:
-        """Seat a rank; resolves when it is in the group.
-
-        Cancelling the future gives the seat back, unless it was resolved before.
-
-        Args:
-            is_new: its process is in no group here so far.
-        """
-
-    def leave(self, membership: Membership, how: str, failed: bool) -> Future[None]:
-        """A rank leaves in order; resolves when its seat is free for another registration.
-
-        Args:
-            how: a phrase to follow its name: "left the group".
-            failed: an exception is the cause, so the seat counts as lost.
-        """
-
-    def lose(
-        self, membership: Membership, reason: str = PROCESS_ENDED, *, withdraws: bool = False
-    ) -> None:
-        """A rank has died, or can go on no more.
-
-        Args:
-            withdraws: its process lives, and does not wait for its ops.
-        """
-
-    def groups(self) -> list[NodeGroup]:
-        """The groups on this node."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Join:
-    """A join that is done."""
-
-    process: RankConnection
-    request: dict[str, Any]
-    done: Future[Admission]
 
 
 class LocalServer:
@@ -143,10 +83,9 @@ class LocalServer:
         self._reactor = reactor
         self._deferred = DeferredCalls(reactor, poller, self._submit)
         self._gpu_memory = GpuMemoryRequests(gpus, workers, reactor)
-        self._numbers: WeakKeyDictionary[NodeGroup, int] = WeakKeyDictionary()
-        self._next_number = count()
         self._watching = False  # whether a look at the deadlines is due
-        self._listener = Listener(path, reactor, self._message, self._gone)
+        self._memberships = Memberships(registrar, reactor, self._watch, self._watch_deadlines_soon)
+        self._listener = Listener(path, reactor, self._message, self._memberships.gone)
 
     def close(self) -> None:
         """Remove the socket; the reactor has ended."""
@@ -274,18 +213,18 @@ class LocalServer:
         elif not process.greeted:
             raise InvalidArgument("the first message of a process is HELLO")
         elif kind == Message.JOIN:
-            self._join(process, body)
+            self._memberships.join(process, body)
         elif kind == Message.LEAVE:
-            self._leave(process, body)
+            self._memberships.leave(process, body)
         elif kind == Message.EXPLAIN:
             self._explain(process, body)
         elif kind == Message.EDGE:
             self._come_to_edge(process, body)
         elif kind == Message.RETIRE:
-            membership = _membership(process, body["number"], "that it wants to leave")
+            membership = membership_of(process, body["number"], "that it wants to leave")
             membership.group.wish_to_leave(membership.session)
         elif kind == Message.LOOK:
-            membership = _membership(process, body["number"], "of an op that it waits for")
+            membership = membership_of(process, body["number"], "of an op that it waits for")
             membership.group.lanes.look(int(body["seq"]))
             process.send(pack_taken(body["number"]))
         elif kind == Message.ABANDON:
@@ -304,81 +243,21 @@ class LocalServer:
                 f"{process.pid} speaks {body.get('protocol')}; install the same Allfold version"
             )
         process.greeted = True
-        process.no_lane = str(body.get("no_lane", ""))[:_LONGEST_HOW]
+        process.no_lane = str(body.get("no_lane", ""))[:LONGEST_HOW]
         process.send(pack_json(Message.WELCOME, self._welcome))
 
     # Groups
 
-    def _join(self, process: RankConnection, request: dict[str, Any]) -> None:
-        if len(process.joining) >= MAX_JOINS:
-            raise InvalidArgument(f"one process joins at most {MAX_JOINS} groups at a time")
+    def _watch(self, process: RankConnection) -> None:
         self._listener.watch(process)
-        future = self._registrar.join(request, is_new=not process.memberships)
-        process.joining.add(future)
-        future.add_done_callback(lambda done: self._note_join(_Join(process, request, done)))
-
-    def _note_join(self, join: _Join) -> None:
-        """Have the reactor's thread seat the rank: only that knows whether its process lives."""
-        self._reactor.call(lambda: self._finish_join(join))
-
-    def _finish_join(self, join: _Join) -> None:
-        join.process.joining.discard(join.done)
-        if not join.done.cancelled():
-            self._seat(join.process, join.request, join.done)
-
-    def _seat(
-        self, process: RankConnection, request: dict[str, Any], done: Future[Admission]
-    ) -> None:
-        error = done.exception()
-        if error is not None:
-            if not isinstance(error, AllfoldError):
-                log.error("a join failed", exc_info=error)
-                error = AllfoldError(f"the agent failed while joining: {error!r}")
-            refuse_request(process, request, error)
-            return
-        group, epoch = done.result().group, done.result().epoch
-        session = request["session"]
-        # Others may have joined or left since: the rank hears of that as all others do.
-        membership = Membership(session, group, epoch.ordinal)
-        if process.is_closed:  # its socket may be open still, for as long as a GPU takes
-            self._registrar.lose(membership)
-            return
-        number = self._numbers.get(group)
-        if number is None:
-            number = self._numbers[group] = next(self._next_number)
-        process.memberships[number] = membership
-        body = {
-            "request": request["request"],
-            "number": number,
-            "opening": group.opening,
-            "timeout": epoch.plan.options.timeout,
-            "first": epoch.record.since_of(session),
-            **epoch.view(session),
-        }
-        group.lanes.on_taken_over = self._watch_deadlines_soon
-        process.send_joined(number, body)
 
     def _watch_deadlines_soon(self) -> None:
         """Watch the deadlines of calls that have not come as messages; from any thread."""
         self._reactor.call(self._watch_deadlines)
 
-    def _leave(self, process: RankConnection, body: dict[str, Any]) -> None:
-        membership = process.memberships.pop(body["number"], None)
-        if membership is None:
-            raise MultipleUnregister("this process is not in the group that it leaves")
-        answer = pack_json(Message.LEFT, {"request": body["request"]})
-        how = str(body.get("how", LEFT))[:_LONGEST_HOW]
-        if body.get("lost"):
-            told = f"{how} while ops of its own were in flight"
-            self._registrar.lose(membership, told, withdraws=True)
-            process.send(answer)
-            return
-        left = self._registrar.leave(membership, how, bool(body.get("failed")))
-        left.add_done_callback(lambda _: process.send(answer))
-
     def _abandon(self, process: RankConnection, body: dict[str, Any]) -> None:
-        """Have an op fail that a rank cannot call."""
-        membership = _membership(process, body["number"], "of an op that it cannot call")
+        """Fail an op that a rank cannot call."""
+        membership = membership_of(process, body["number"], "of an op that it cannot call")
         self._watch_deadlines()
         reason, call = (str(body[name])[:_LONGEST_REASON] for name in ("reason", "call"))
         if type(seq := body["seq"]) is not int or not 0 <= seq < 1 << 63:
@@ -388,7 +267,7 @@ class LocalServer:
     @staticmethod
     def _come_to_edge(process: RankConnection, body: dict[str, Any]) -> None:
         """Answer when the rank may go on: others have joined or left, or nobody waits."""
-        membership = _membership(process, body["number"], "whose edge it has come to")
+        membership = membership_of(process, body["number"], "whose edge it has come to")
         seq, edge = int(body["seq"]), int(body["edge"])
 
         def go_on(epoch: GroupEpoch) -> None:
@@ -398,7 +277,7 @@ class LocalServer:
 
     @staticmethod
     def _explain(process: RankConnection, body: dict[str, Any]) -> None:
-        membership = _membership(process, body["number"], "that it asks about")
+        membership = membership_of(process, body["number"], "that it asks about")
         strategy = membership.group.current.explain(body["kind"], int(body["nbytes"]))
         answer = {"request": body["request"], "strategy": strategy}
         process.send(pack_json(Message.EXPLAINED, answer))
@@ -406,24 +285,7 @@ class LocalServer:
     def _transfer(
         self, process: RankConnection, body: dict[str, Any], descriptors: list[int]
     ) -> None:
-        membership = process.memberships.get(body["number"])
-        if membership is None:
-            raise RegisterNotFirstOperation("this process is not in the group of its transfer")
+        membership = membership_of(process, body["number"], "of its transfer")
         if not descriptors:
             raise InvalidArgument("a state transfer without a socket")
         self._transfers.begin(membership, descriptors.pop())
-
-    def _gone(self, process: RankConnection) -> None:
-        """Report the ranks of a process that has ended as lost."""
-        for future in list(process.joining):
-            future.cancel()  # where it is too late for that, the join is on its way to us
-        for membership in process.memberships.values():
-            self._registrar.lose(membership)
-        process.memberships.clear()
-
-
-def _membership(process: RankConnection, number: int, which: str) -> Membership:
-    membership = process.memberships.get(number)
-    if membership is None:
-        raise RegisterNotFirstOperation(f"this process is not in the group {which}")
-    return membership

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import mmap
@@ -16,21 +15,22 @@ from operator import itemgetter
 from typing import Any
 
 from allfold_agent.http.transport import Transport
-from allfold_agent.local.rank_connection import Membership
+from allfold_agent.local.rank_connection import RankMembership
+from allfold_agent.runtime.buffers import is_sealed
 from allfold_agent.runtime.locks import make_lock
 from allfold_agent.runtime.threads import start_thread
-from allfold_agent.tensors.offers import Description, Offer, Offers
+from allfold_agent.tensors.offers import Offer, Offers, StateForm
 from allfold_agent.tensors.pull import Pull
 from allfold_agent.tensors.source import Source
 from allfold_core.errors import AllfoldError, InvalidArgument, WorldChanged
-from allfold_core.schema import read_object
-from allfold_core.wire.local_wire import MAX_MESSAGE, check_timeout
-from allfold_core.wire.state_wire import (
+from allfold_core.protocol.rank_messages import MAX_MESSAGE, check_timeout
+from allfold_core.protocol.state_blocks import (
     BLOCK_BYTES,
     MAX_SOURCES,
     WINDOW_BLOCKS,
     TransferMessage,
 )
+from allfold_core.schema import read_object
 
 log = logging.getLogger(__name__)
 _START_SECONDS = 5.0
@@ -50,7 +50,7 @@ class StateTransfers:
         self._lock = make_lock("transfers")
         self._channels: set[socket.socket] = set()
 
-    def begin(self, membership: Membership, descriptor: int) -> None:
+    def begin(self, membership: RankMembership, descriptor: int) -> None:
         """Start a transfer.
 
         Args:
@@ -73,7 +73,7 @@ class StateTransfers:
                 with suppress(OSError):
                     channel.shutdown(socket.SHUT_RDWR)
 
-    def _run(self, membership: Membership, channel: socket.socket) -> None:
+    def _run(self, membership: RankMembership, channel: socket.socket) -> None:
         with self._lock:
             self._channels.add(channel)
         try:
@@ -94,7 +94,7 @@ class StateTransfers:
             channel.close()
 
     def _offer(self, body: dict[str, Any], channel: socket.socket, window: memoryview) -> None:
-        description = Description(int(body["head"]), int(body["total"]), str(body["layout"]))
+        description = StateForm(int(body["head"]), int(body["total"]), str(body["layout"]))
         offer = Offer(str(body["id"]), description, channel, window)
         # First: somebody may wait for the state already, and ask for its first block at once.
         channel.send(bytes([TransferMessage.READY]) + b"{}")
@@ -106,7 +106,7 @@ class StateTransfers:
             offer.release()
 
     def _pull(
-        self, membership: Membership, body: dict[str, Any], channel: socket.socket, window: Any
+        self, membership: RankMembership, body: dict[str, Any], channel: socket.socket, window: Any
     ) -> None:
         timeout = float(body["timeout"])
         check_timeout(timeout)
@@ -132,13 +132,12 @@ def _map_window(descriptor: int) -> memoryview:
     size = os.fstat(descriptor).st_size
     if not 0 < size <= WINDOW_BLOCKS * BLOCK_BYTES or size % BLOCK_BYTES:
         raise InvalidArgument(f"a window of {size} bytes is not acceptable")
-    if not fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
-        # Truncating memory that others have mapped kills them with SIGBUS.
+    if not is_sealed(descriptor):
         raise InvalidArgument("the window is not sealed against being cut")
     return memoryview(mmap.mmap(descriptor, size))
 
 
-def _sources(membership: Membership, ordinal: int, wanted: list[list[Any]]) -> list[Source]:
+def _sources(membership: RankMembership, ordinal: int, wanted: list[list[Any]]) -> list[Source]:
     """Return where the ranks of an epoch are, which offer the state.
 
     They come in the order in which they are to be asked.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from itertools import count
+from typing import Protocol
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
@@ -31,6 +32,21 @@ class _Connect(connect):
 
     def process_redirect(self, exc: Exception) -> Exception:
         return exc
+
+
+class Socket(Protocol):
+    """A connection to the orchestrator at ``url``; see ``ControlSocket``."""
+
+    url: str
+
+    async def send(self, text: str) -> None: ...
+    async def receive(self) -> str | bytes: ...
+    async def close(self) -> None: ...
+    def abort(self) -> None: ...
+
+
+Dial = Callable[[str, str, Credentials], Awaitable[Socket]]
+"""Opens the control link of a node to the orchestrator at a URL."""
 
 
 class ControlSocket:
@@ -172,7 +188,7 @@ REGISTER_SECONDS = 5.0
 _NEVER = float("inf")
 
 
-class Session:
+class LinkSession:
     """One connection to the orchestrator: its registrations and its BEATs.
 
     Registering is a promise to take no term that an earlier generation of the store has announced.
@@ -237,7 +253,7 @@ class Session:
             self._unanswered.popleft()
 
     def wants_extra_beat(self, now: float) -> None:
-        """Have a BEAT sent as soon as another node had the time to answer a ping."""
+        """Make a BEAT due as soon as another node had the time to answer a ping."""
         self._extra_due = min(self._extra_due, now + EXTRA_BEAT_SECONDS)
 
     def is_silent(self, now: float) -> bool:

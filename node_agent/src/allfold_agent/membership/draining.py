@@ -23,7 +23,7 @@ Whom = Literal["elastic", "all"]
 """The ranks that are waited for: those that can leave, or all of them."""
 
 
-class Draining:
+class NodeDrain:
     """The draining of this node, in the event loop of the control plane.
 
     Args:

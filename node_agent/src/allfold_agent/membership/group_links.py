@@ -14,10 +14,10 @@ from allfold_agent.membership.group_terms import EarlyNotices
 from allfold_agent.membership.link import LinkListener
 from allfold_agent.membership.links import PeerLinks
 from allfold_control.survival import Closed, pack
+from allfold_core.protocol.frames import FrameError
+from allfold_core.protocol.peer_link import Floor, GroupMessage, GroupProgress, LinkMessageType
 from allfold_core.survival.suspicion import Awaited, Observation
 from allfold_core.topology import Member
-from allfold_core.wire.frames import FrameError
-from allfold_core.wire.peer_link import Floor, GroupMessage, LinkMessageType, Progress
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class GroupLinks(LinkListener):
     # From groups, in any thread
 
     def opened(self, group: NodeGroup) -> None:
-        """Have links to all other nodes of a group."""
+        """Ask for links to all other nodes of a group."""
         self._wanted[group] = {}
         self.joined(group, [each for each in group.plan.members if each.node != self._node])
 
@@ -155,13 +155,13 @@ class GroupLinks(LinkListener):
         answer = GroupMessage(LinkMessageType.CLOSED, message.group, message.opening, body)
         self._links.send(node, answer.pack())
 
-    def progress(self, node: str) -> Sequence[Progress]:
+    def progress(self, node: str) -> Sequence[GroupProgress]:
         return [
-            Progress(group.name, group.opening, *group.runs.progress(node))
+            GroupProgress(group.name, group.opening, *group.runs.progress(node))
             for group in self._shared(node)
         ]
 
-    def on_progress(self, node: str, progress: Sequence[Progress]) -> None:
+    def on_progress(self, node: str, progress: Sequence[GroupProgress]) -> None:
         for each in progress:
             group = self._registry.look_for(each.group, each.opening, 0.0)
             if group is not None:

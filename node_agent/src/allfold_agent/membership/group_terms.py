@@ -15,8 +15,8 @@ from allfold_agent.groups.registry import GroupRegistry, LastTerm
 from allfold_agent.runtime.locks import make_lock
 from allfold_agent.runtime.reactor import Reactor
 from allfold_control.messages import Held
+from allfold_core.protocol.frames import FrameError
 from allfold_core.survival.term_record import TermRecord
-from allfold_core.wire.frames import FrameError
 
 MAX_KEPT = 1024
 # For as long as a plan may take on a node that is overloaded.
@@ -126,7 +126,7 @@ class GroupTerms:
         return 0 if self._is_registering else self._generation
 
     def opened(self, group: NodeGroup) -> None:
-        """Let a new group know with which store this node has registered."""
+        """Tell a new group with which store this node has registered."""
         group.registered(self._generation)
 
     def has_unsaid(self) -> bool:

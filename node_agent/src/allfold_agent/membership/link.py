@@ -21,15 +21,15 @@ from typing import Any, NamedTuple, TypeVar
 from allfold_agent.membership.link_connection import LinkConnection, Pings
 from allfold_agent.membership.link_dialling import (
     Dialled,
+    DialRefusal,
     Handover,
     LinkRequest,
     Redial,
-    Refusal,
     refusal_of,
 )
 from allfold_agent.runtime.reactor import Reactor
 from allfold_core.errors import AllfoldError, ServiceError
-from allfold_core.wire.peer_link import Chosen, Floor, GroupMessage, Hello, Progress
+from allfold_core.protocol.peer_link import Chosen, Floor, GroupMessage, GroupProgress, Hello
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -61,11 +61,11 @@ class LinkListener:
     def on_message(self, node: str, message: GroupMessage) -> None:
         """A message of a group has come; one connection delivers each once, in order."""
 
-    def progress(self, node: str) -> Sequence[Progress]:  # noqa: ARG002
+    def progress(self, node: str) -> Sequence[GroupProgress]:  # noqa: ARG002
         """Return what a ping to the node is to say."""
         return ()
 
-    def on_progress(self, node: str, progress: Sequence[Progress]) -> None:
+    def on_progress(self, node: str, progress: Sequence[GroupProgress]) -> None:
         """A ping has said how far the node is."""
 
     def floors(self, node: str) -> Sequence[Floor]:  # noqa: ARG002
@@ -210,7 +210,7 @@ class PeerLink:
         return next((each for each in reversed(self._lives) if each not in over), None)
 
     def _expect(self, incarnation: str) -> None:
-        """Have to do with this life of the node, and with no other one any more."""
+        """Deal with this life of the node from now on, and with no other one."""
         if incarnation == self.incarnation:
             return
         self.incarnation, self._last_choice = incarnation, 0
@@ -236,10 +236,12 @@ class PeerLink:
     # What Redial asks for
 
     def needs_dial(self) -> bool:
+        """Return True while a new connection is wanted. From any thread."""
         newest = self._newest
         return newest is not None and (newest != self.incarnation or not self._is_well)
 
     def dial(self) -> Dialled:
+        """Open a connection, in a thread that may wait; ``AllfoldError`` where there is none."""
         lives, newest = self._lives, self._newest
         if newest is None or newest not in lives:
             raise ServiceError(f"no group wants a link to node {self.node} any more")
@@ -259,13 +261,13 @@ class PeerLink:
         if error.message != self._failure:  # not twenty times a second
             self._failure = error.message
             log.info("there is no link to node %s yet: %s", self.node, error.message)
-        if refusal is not Refusal.NONE:
+        if refusal is not DialRefusal.NONE:
             self._take_refusal(refusal, self._dialled_incarnation)
         self._redial.failed()
 
-    def _take_refusal(self, refusal: Refusal, incarnation: str) -> None:
+    def _take_refusal(self, refusal: DialRefusal, incarnation: str) -> None:
         """A dial that was meant for a life of the node was refused."""
-        is_present, is_replaced = incarnation == self.incarnation, refusal is Refusal.REPLACED
+        is_present, is_replaced = incarnation == self.incarnation, refusal is DialRefusal.REPLACED
         if incarnation not in self._lives or (is_present and self._is_well):
             return
         if is_replaced and incarnation == self._met:  # what was refused before may have followed it

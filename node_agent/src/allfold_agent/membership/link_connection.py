@@ -7,13 +7,17 @@ import socket
 from collections import deque
 from contextlib import suppress
 from time import monotonic
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from allfold_agent.runtime.locks import make_lock
 from allfold_agent.runtime.reactor import HUNG_UP, READABLE, WRITABLE, Reactor
+from allfold_core.protocol.frames import FrameError
+from allfold_core.protocol.peer_link import MAX_BODY, Hello, LinkReader
 from allfold_core.survival.suspicion import PONG_WINDOW_SECONDS, RecentMaximum
-from allfold_core.wire.frames import FrameError
-from allfold_core.wire.peer_link import MAX_BODY, Hello, LinkMessage, LinkReader
+
+if TYPE_CHECKING:
+    from allfold_agent.membership.links import PeerLinks
+
 
 # Answers to older ones are not measured.
 _REMEMBERED = 100
@@ -73,25 +77,13 @@ _READING = READABLE | HUNG_UP
 OUTBOX_BYTES = 2 * MAX_BODY
 
 
-class ConnectionOwner(Protocol):
-    """The callbacks of a connection's owner, called in the reactor's thread."""
-
-    def on_bytes(self, connection: LinkConnection) -> None:
-        """Something has come from the peer."""
-
-    def on_message(self, connection: LinkConnection, message: LinkMessage) -> None:
-        """A message is complete."""
-
-    def on_end(self, connection: LinkConnection, reason: str) -> None:
-        """The connection has ended, and is closed."""
-
-
 class LinkConnection:
     """A connection to another agent. Sending never waits: what the socket does not take is kept.
 
     All but :meth:`send` is for the reactor's thread.
 
     Args:
+        owner: told in the reactor's thread of bytes, of whole messages, and of the end.
         connected: belongs to the connection from now on.
         dialled: the node that this agent has dialled, empty where the peer has.
 
@@ -102,7 +94,7 @@ class LinkConnection:
     """
 
     def __init__(
-        self, connected: socket.socket, reactor: Reactor, owner: ConnectionOwner, dialled: str = ""
+        self, connected: socket.socket, reactor: Reactor, owner: PeerLinks, dialled: str = ""
     ) -> None:
         self.dialled = dialled
         self.peer: Hello | None = None
@@ -169,7 +161,7 @@ class LinkConnection:
     # The lock is held
 
     def _break(self) -> None:
-        """Let nothing more be sent. The reactor sees the end of the connection, and closes it."""
+        """Send nothing more. The reactor sees the end of the connection, and closes it."""
         self._is_over = True
         self._outbox.clear()
         with suppress(OSError):  # the peer was faster

@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from enum import Enum
 from threading import Thread
 from time import monotonic
-from typing import Protocol
+from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 from allfold_agent.runtime.locks import make_lock
 from allfold_agent.runtime.reactor import Action, Reactor
 from allfold_agent.runtime.threads import start_thread
 from allfold_core.errors import AllfoldError, InvalidArgument, LocalError, ServiceError
+
+if TYPE_CHECKING:
+    from allfold_agent.membership.link import PeerLink
 
 CONFLICT = 409
 
@@ -72,7 +75,7 @@ Dialled = tuple[socket.socket, bytes]
 """A connection that has switched to the link's protocol, and what has come on it already."""
 
 
-class Refusal(Enum):
+class DialRefusal(Enum):
     """The meaning of a failed dial for the peer."""
 
     NONE = "nothing: it may live"
@@ -80,13 +83,13 @@ class Refusal(Enum):
     REPLACED = "another node or incarnation is at its address"
 
 
-def refusal_of(error: AllfoldError) -> Refusal:
+def refusal_of(error: AllfoldError) -> DialRefusal:
     """Return what the failure of a dial says about the peer."""
     if error.details.get("http_status") == CONFLICT:
-        return Refusal.REPLACED
+        return DialRefusal.REPLACED
     if isinstance(error.__cause__, ConnectionRefusedError):
-        return Refusal.REFUSED
-    return Refusal.NONE
+        return DialRefusal.REFUSED
+    return DialRefusal.NONE
 
 
 class Handover:
@@ -99,7 +102,7 @@ class Handover:
         self._closed = False
 
     def bring(self, connected: socket.socket, take: Action) -> None:
-        """Have ``take()`` called in the reactor's thread, which then owns the socket."""
+        """Call ``take()`` in the reactor's thread, which then owns the socket."""
         with self._lock:
             if not self._closed:
                 self._waiting.add(connected)
@@ -120,28 +123,10 @@ class Handover:
                 connected.close()
 
 
-class DialUser(Protocol):
-    """The link that is dialled for. All but :meth:`dial` is called in the reactor's thread."""
-
-    node: str
-
-    def needs_dial(self) -> bool:
-        """Return True while a new connection is wanted."""
-
-    def dial(self) -> Dialled:
-        """Open a connection, in a thread that may wait; ``AllfoldError`` where there is none."""
-
-    def on_dialled(self, dialled: Dialled) -> None:
-        """There is a connection. It goes on with :meth:`Redial.done` or :meth:`Redial.failed`."""
-
-    def on_not_dialled(self, error: AllfoldError) -> None:
-        """There is none. It goes on in the same way."""
-
-
 class Redial:
     """Dials for one link. In the reactor's thread; each dial has a thread of its own."""
 
-    def __init__(self, user: DialUser, reactor: Reactor, handover: Handover) -> None:
+    def __init__(self, user: PeerLink, reactor: Reactor, handover: Handover) -> None:
         self._user = user
         self._reactor = reactor
         self._handover = handover

@@ -15,12 +15,12 @@ from allfold_agent.membership.link import Dial, LinkContext, LinkListener, PeerL
 from allfold_agent.membership.link_connection import LinkConnection
 from allfold_agent.membership.link_dialling import Handover, LinkRequest
 from allfold_agent.runtime.reactor import Reactor
+from allfold_core.protocol.peer_link import Chosen, Floor, Hello, LinkMessage, Ping, Pong
 from allfold_core.survival.suspicion import (
     LONGEST_PATIENCE_SECONDS,
     Observation,
     RecentMaximum,
 )
-from allfold_core.wire.peer_link import Chosen, Floor, Hello, LinkMessage, Ping, Pong
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class PeerLinks:
     # From any thread
 
     def want(self, node: str, address: str, incarnation: str) -> None:
-        """Have a link to this life of a node, on behalf of one more group.
+        """Ask for a link to this life of a node, on behalf of one more group.
 
         Where others want another life, the node says which of them is the present one.
 

@@ -12,8 +12,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
+from allfold_agent.edges.link_probe import MeasuredLink, worse
 from allfold_agent.groups.group import NodeGroup
-from allfold_agent.membership.link_probe import Link, worse
 from allfold_agent.membership.orchestrator_client import (
     Forgotten,
     OrchestratorClient,
@@ -53,7 +53,7 @@ class _Lease(BaseModel):
     peers: list[str] = []
 
 
-class Registration:
+class NodeRegistration:
     """This life of the node, as the orchestrator knows it. The control link keeps it alive.
 
     Args:
@@ -72,7 +72,7 @@ class Registration:
         node: str,
         identify: Callable[[], Identity],
         groups: Callable[[], list[NodeGroup]],
-        probe: Callable[[str], Link],
+        probe: Callable[[str], MeasuredLink],
     ) -> None:
         self.node = node
         self.identity: Identity | None = None
@@ -86,7 +86,7 @@ class Registration:
         self._client = client
         self._groups = groups
         self._probe = probe
-        self._link: Link | None = None
+        self._link: MeasuredLink | None = None
         self._has_measured = False
         self.beat_seconds = 0.5
         self._lease_seconds = 5.0

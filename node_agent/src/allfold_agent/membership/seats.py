@@ -1,4 +1,4 @@
-"""Seats of this node's ranks in groups: taken, waited for and given back."""
+"""RankSeats of this node's ranks in groups: taken, waited for and given back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from allfold_agent.membership.orchestrator_client import (
     Pauses,
     parsed,
 )
-from allfold_agent.membership.registration import Registration
+from allfold_agent.membership.registration import NodeRegistration
 from allfold_control.messages import Ask, dump
 from allfold_control.records import read_record
 from allfold_core import group_options
@@ -30,12 +30,12 @@ from allfold_core.errors import (
     PeerMissing,
     ServiceError,
 )
-from allfold_core.group_key import digest
+from allfold_core.group_options import digest_of_key
 from allfold_core.plan import Plan
+from allfold_core.protocol.rank_messages import LONGEST_TIMEOUT
 from allfold_core.survival.plans import joining_plan
 from allfold_core.survival.term_record import TermRecord
 from allfold_core.verdict import name_ranks
-from allfold_core.wire.local_wire import LONGEST_TIMEOUT
 
 log = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ def check_request(request: dict[str, Any]) -> None:
         raise InvalidArgument(f"not a join: {place}: {first['msg']}") from error
 
 
-class Seats:
+class RankSeats:
     """Gets ranks of this node into groups, and their seats back, over the control link.
 
     Args:
@@ -140,7 +140,7 @@ class Seats:
     """
 
     def __init__(
-        self, client: OrchestratorClient, link: ControlLink, registration: Registration
+        self, client: OrchestratorClient, link: ControlLink, registration: NodeRegistration
     ) -> None:
         self._client = client
         self._link = link
@@ -210,7 +210,7 @@ class Seats:
     async def _ask_for_plan(self, request: dict[str, Any], deadline: float) -> dict[str, Any]:
         seat = {key: request[key] for key in _SEAT_KEYS if key in request}
         seat["join_timeout"] = float(request["init_timeout"])
-        seat["key"] = digest(request["group"], request.get("key", ""))
+        seat["key"] = digest_of_key(request["group"], request.get("key", ""))
 
         def pack(number: int) -> str:  # when it is sent again, time has passed
             node = {"node": self._registration.node, "incarnation": self._registration.incarnation}

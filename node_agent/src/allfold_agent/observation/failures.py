@@ -26,7 +26,7 @@ class ExitObserver:
         self._incidents = incidents
         self._killed = _killed_for_memory()
 
-    def note(self, group: NodeGroup, session: str, how: str) -> None:
+    def rank_ended(self, group: NodeGroup, session: str, how: str) -> None:
         """Report a rank that has ended without leaving the group first.
 
         An exception of Allfold itself is the consequence of something else, which has its incident.
@@ -47,7 +47,7 @@ class ExitObserver:
             return
         rank = epoch.rank_of(session)
         more = ": the kernel has killed a process of this machine for lack of memory"
-        self._incidents.note(
+        self._incidents.report(
             Incident(
                 "",
                 Cause.OUT_OF_MEMORY if was_killed else _cause_of(how, Cause.EXITED_RANK),
@@ -79,7 +79,7 @@ class FailureObserver:
             found = self._culprit_of(failed)
             if found is not None:
                 cause, culprit = found
-                self._incidents.note(
+                self._incidents.report(
                     Incident(
                         "",
                         cause,

@@ -107,7 +107,7 @@ class Incidents:
         for key in over:
             self.end(key)
 
-    def note(self, incident: Incident) -> None:
+    def report(self, incident: Incident) -> None:
         """Note an incident that is over as soon as it is known."""
         key = object()
         self.open(key, incident)

@@ -12,9 +12,9 @@ from allfold_agent.groups.group import NodeGroup
 from allfold_agent.observation.incidents import Incidents
 from allfold_agent.runtime.locks import make_lock
 from allfold_agent.runtime.tunnels import crosses_a_wire
-from allfold_core.diagnosis.links import LinkSample, LinkTrouble, LinkWatch, worst
+from allfold_core.diagnosis.links import ConnectionWatch, LinkSample, LinkTrouble, worst
 from allfold_core.incident import Cause, Effect, Incident, link_culprit
-from allfold_core.wire.peer_link import LinkMessageType
+from allfold_core.protocol.peer_link import LinkMessageType
 
 _MICROSECOND = 1e-6
 _APP_LIMITED = 0x01  # of the byte at offset 7
@@ -94,7 +94,7 @@ class LinkObserver:
     def __init__(self, group: NodeGroup, incidents: Incidents) -> None:
         self._group = group
         self._incidents = incidents
-        self._watches: dict[socket.socket, LinkWatch] = {}
+        self._watches: dict[socket.socket, ConnectionWatch] = {}
         self._slow: dict[str, float] = {}  # by node, the rate of a slow link to it
         self._heard: dict[str, tuple[float, float]] = {}  # that of its link to us, when
         self._open: set[str] = set()
@@ -133,10 +133,10 @@ class LinkObserver:
         watches, self._watches = self._watches, {}
         found: dict[str, list[LinkTrouble | None]] = {}
         for node, connected in self._connections():
-            watch = self._watches[connected] = watches.get(connected) or LinkWatch()
+            watch = self._watches[connected] = watches.get(connected) or ConnectionWatch()
             taken = sample(connected)
             if taken is not None:
-                found.setdefault(node, []).append(watch.note(taken))
+                found.setdefault(node, []).append(watch.judge(taken))
         worst_ones = {node: worst(each) for node, each in found.items()}
         return {node: each for node, each in worst_ones.items() if each is not None}
 

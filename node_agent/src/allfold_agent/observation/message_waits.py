@@ -11,7 +11,7 @@ from allfold_agent.groups.epoch import GroupEpoch
 from allfold_agent.groups.group import NodeGroup
 from allfold_agent.p2p.messages import PendingCall
 from allfold_core.mailbox import ANY_SOURCE
-from allfold_core.wire.peer_link import LinkMessageType
+from allfold_core.protocol.peer_link import LinkMessageType
 
 
 @dataclass(frozen=True, slots=True)

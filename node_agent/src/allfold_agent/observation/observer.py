@@ -109,7 +109,7 @@ class GroupObserver:
 
     def _hear_incident(self, found: Incident, now: float) -> None:
         self._incidents.hear(found, now)
-        self._group.hindrances.note(found, now)
+        self._group.hindrances.take_in(found, now)
 
     def _look_at_nodes(self, wall: float) -> None:
         """As the leader, report the nodes that the group was left without since the last look."""
@@ -118,7 +118,7 @@ class GroupObserver:
         new = sorted(lost - self._lost) if term.leader == self._group.node else []
         for node, how in new:
             is_silent = "silent" in how or "stuck" in how
-            self._incidents.note(
+            self._incidents.report(
                 Incident(
                     "",
                     Cause.SILENT_NODE if is_silent else Cause.LOST_NODE,
@@ -170,7 +170,7 @@ class Observer:
             self._thread.join(timeout=2.0)
 
     def opened(self, group: NodeGroup) -> None:
-        """Have a group looked at that may be over before the next look. From any thread."""
+        """Look at a group that may be over before the next look. From any thread."""
         self._opened.append(group)
 
     def history(self, since: float) -> list[GroupHistory]:

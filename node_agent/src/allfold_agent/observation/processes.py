@@ -16,7 +16,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from allfold_core.diagnosis.processes import Frame, ProcessLook, Stacks, Thread
+from allfold_core.diagnosis.processes import ProcessLook, PythonThread, StackFrame, Stacks
 
 log = logging.getLogger(__name__)
 
@@ -90,14 +90,14 @@ def _py_spy() -> str | None:
     return str(beside) if beside.exists() else shutil.which("py-spy")
 
 
-def _thread(data: dict[str, Any]) -> Thread:
-    return Thread(
+def _thread(data: dict[str, Any]) -> PythonThread:
+    return PythonThread(
         is_main=data["os_thread_id"] == data["pid"],
         name=str(data["thread_name"] or ""),
         is_active=bool(data["active"]),
         has_lock=bool(data["owns_gil"]),
         frames=tuple(
-            Frame(str(each["name"]), str(each["filename"]), int(each["line"]))
+            StackFrame(str(each["name"]), str(each["filename"]), int(each["line"]))
             for each in data["frames"]
         ),
     )

@@ -12,7 +12,7 @@ from allfold_agent.observation.samples import GroupSampler
 from allfold_core.diagnosis.processes import ProcessLook, starved_share
 from allfold_core.diagnosis.stragglers import OwnTime, Straggler, StragglerWatch
 from allfold_core.incident import Cause, Effect, Incident, rank_culprit
-from allfold_core.wire.peer_link import LinkMessageType
+from allfold_core.protocol.peer_link import LinkMessageType
 
 WINDOW_SECONDS = 0.5
 # More nodes than this say less often what they see, as one node hears all of it.
@@ -108,7 +108,7 @@ class SpeedObserver:
                 del self._heard[node]
             else:
                 times |= others
-        straggler = self._watch.note(times)
+        straggler = self._watch.judge(times)
         seats = self._group.current.record.seats
         if straggler is None or straggler.rank >= len(seats):
             self._end()

@@ -13,9 +13,9 @@ from allfold_agent.observation.incidents import Incidents
 from allfold_agent.observation.message_waits import MessageWaits, Wait
 from allfold_agent.observation.processes import look_at, stacks_of
 from allfold_agent.observation.samples import GroupSampler
-from allfold_core.diagnosis.processes import Finding, ProcessLook, explain, lock_holder
+from allfold_core.diagnosis.processes import LateCause, ProcessLook, explain, lock_holder
 from allfold_core.incident import Cause, Effect, Incident, rank_culprit
-from allfold_core.wire.peer_link import LinkMessageType
+from allfold_core.protocol.peer_link import LinkMessageType
 
 # From here on the ranks that are missing are looked at, and other nodes are told.
 _LOOK_SECONDS = 0.25
@@ -163,12 +163,12 @@ class WaitObserver:
         first: ProcessLook | None,
         *,
         reads_stacks: bool,
-    ) -> Finding:
+    ) -> LateCause:
         session = self._session(rank)
         if self._waits_for_gpu(session, wait):
-            return Finding(Cause.LATE_RANK, _BUSY_GPU)
+            return LateCause(Cause.LATE_RANK, _BUSY_GPU)
         if not pid or first is None:
-            return Finding(Cause.LATE_RANK, _NOT_VISIBLE, may_be_in_call=True)
+            return LateCause(Cause.LATE_RANK, _NOT_VISIBLE, may_be_in_call=True)
         last = look_at(pid)
         stacks = stacks_of(pid) if reads_stacks else ()
         again = stacks_of(pid) if lock_holder(stacks) is not None else ()
@@ -179,7 +179,7 @@ class WaitObserver:
             each == session and seq <= wait.seq for each, seq in list(self._group.deferred)
         )
 
-    def _open(self, rank: int, wait: Wait, finding: Finding, began: float) -> None:
+    def _open(self, rank: int, wait: Wait, finding: LateCause, began: float) -> None:
         group = self._group
         sentence = (
             f"{wait.subject} waits for rank {rank} on node {group.node}: its process "

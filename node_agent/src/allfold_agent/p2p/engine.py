@@ -14,22 +14,22 @@ from contextlib import contextmanager
 
 from allfold_agent.edges.edges import DialFrom, Edges
 from allfold_agent.edges.in_edge import InEdge
-from allfold_agent.edges.members import Life, Members
-from allfold_agent.edges.opening import Lane
+from allfold_agent.edges.members import GroupNodes, Life
+from allfold_agent.edges.opening import Traffic
 from allfold_agent.edges.out_edge import OutEdge
 from allfold_agent.execution.op import RankEndpoint
 from allfold_agent.p2p import messages
 from allfold_agent.p2p.matching import Inbox, MessageMatching
 from allfold_agent.p2p.messages import (
     MessageSender,
+    MessageTransfer,
     PendingCall,
-    Transfer,
     checked_call,
     error_frame,
     send_outcome,
 )
 from allfold_agent.p2p.outbox import ANSWER_SECONDS, Outbox
-from allfold_agent.p2p.seats import GoneSeats, Seats
+from allfold_agent.p2p.seats import GoneSeats, NodesOfSeats
 from allfold_agent.runtime.buffers import BufferPool
 from allfold_agent.runtime.reactor import Reactor
 from allfold_agent.runtime.threads import WorkerPool
@@ -41,11 +41,11 @@ from allfold_core.errors import (
 )
 from allfold_core.mailbox import ANY_SOURCE, Envelope
 from allfold_core.plan import Plan
+from allfold_core.protocol.frames import FrameHeader, FrameType
+from allfold_core.protocol.rank_messages import P2PMessage
 from allfold_core.survival.plans import first_epoch
 from allfold_core.survival.records import Seat
 from allfold_core.verdict import LEFT
-from allfold_core.wire.frames import FrameHeader, FrameType
-from allfold_core.wire.local_wire import P2PMessage
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class P2PEngine(MessageMatching):
         self,
         plan: Plan,
         me: str,
-        members: Members,
+        members: GroupNodes,
         dial: DialFrom,
         workers: WorkerPool,
         buffers: BufferPool,
@@ -80,8 +80,8 @@ class P2PEngine(MessageMatching):
         reactor: Reactor,
     ) -> None:
         super().__init__(plan.group, workers, buffers, edge_lost)
-        self.edges = Edges(plan.group, plan.epoch, me, members, dial, self, reactor, Lane.PAIRS)
-        self._seats = Seats(first_epoch(plan).seats)
+        self.edges = Edges(plan.group, plan.epoch, me, members, dial, self, reactor, Traffic.PAIRS)
+        self._seats = NodesOfSeats(first_epoch(plan).seats)
         self._me = me
         self._members = members
         self._touched: set[str] = set()
@@ -180,7 +180,7 @@ class P2PEngine(MessageMatching):
         )
         node = self._seats.node_of(message.peer)
         if node == self._me:
-            self._arrive(Transfer(envelope, node, send=call))
+            self._arrive(MessageTransfer(envelope, node, send=call))
         else:
             self._outbox.offer(node, call, envelope)
 
@@ -213,7 +213,7 @@ class P2PEngine(MessageMatching):
                     return
                 complete = len(content) == envelope.nbytes
                 self._arrive(
-                    Transfer(envelope, source, number, content=content if complete else None)
+                    MessageTransfer(envelope, source, number, content=content if complete else None)
                 )
             case FrameType.GRANT:
                 self._outbox.send_content(source, number)
@@ -369,7 +369,7 @@ class P2PEngine(MessageMatching):
             return self.edges.detach(lives)
 
     def finish(self, deadline: float) -> None:
-        """Let peers hear what they are owed, until ``deadline`` (monotonic)."""
+        """Wait until peers have what was sent to them, or ``deadline`` (monotonic)."""
         self.edges.finish(deadline)
 
     def close(self) -> None:
@@ -377,7 +377,7 @@ class P2PEngine(MessageMatching):
         self.edges.close()
 
 
-def _is_void(kept: Transfer, seat: int) -> bool:
+def _is_void(kept: MessageTransfer, seat: int) -> bool:
     """Return True for a message to a lost rank, or one of it that has not come in full."""
     envelope = kept.envelope
     return envelope.target == seat or (envelope.source == seat and kept.content is None)

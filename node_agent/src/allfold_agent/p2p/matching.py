@@ -11,8 +11,8 @@ from allfold_agent.edges.out_edge import INLINE_MESSAGE_BYTES
 from allfold_agent.p2p import messages
 from allfold_agent.p2p.messages import (
     MessageSender,
+    MessageTransfer,
     PendingCall,
-    Transfer,
     control_frame,
     error_frame,
 )
@@ -20,8 +20,8 @@ from allfold_agent.p2p.sink import IncomingMessages
 from allfold_agent.runtime.buffers import BufferPool
 from allfold_agent.runtime.threads import WorkerPool
 from allfold_core.errors import AllfoldError
-from allfold_core.mailbox import Mailbox, Wanted
-from allfold_core.wire.frames import FrameType
+from allfold_core.mailbox import Mailbox, WantedMessage
+from allfold_core.protocol.frames import FrameType
 
 # What is kept of messages that nobody has received yet; beyond it their content is asked for again.
 KEPT_BYTES = 16 << 20
@@ -37,24 +37,24 @@ class Inbox:
     """
 
     def __init__(self) -> None:
-        self._mailbox: Mailbox[Transfer, PendingCall] = Mailbox()
+        self._mailbox: Mailbox[MessageTransfer, PendingCall] = Mailbox()
         self.kept_bytes = 0
 
-    def arrive(self, transfer: Transfer) -> PendingCall | None:
+    def arrive(self, transfer: MessageTransfer) -> PendingCall | None:
         """Return the receive that takes a message, or ``None``, and the message is kept."""
         receive = self._mailbox.arrive(transfer.envelope, transfer)
         if receive is None and transfer.content is not None:
             self._keep(transfer, transfer.content)
         return receive
 
-    def receive(self, wanted: Wanted, call: PendingCall) -> Transfer | None:
+    def receive(self, wanted: WantedMessage, call: PendingCall) -> MessageTransfer | None:
         """Return the message that a receive takes, or ``None``, and the receive waits."""
         transfer = self._mailbox.receive(wanted, call)
         if transfer is not None:
             self._unkeep(transfer)
         return transfer
 
-    def withdraw_if(self, is_withdrawn: Callable[[Transfer], bool]) -> list[Transfer]:
+    def withdraw_if(self, is_withdrawn: Callable[[MessageTransfer], bool]) -> list[MessageTransfer]:
         """Forget messages that nobody has received; returns them."""
         withdrawn = self._mailbox.withdraw_if(is_withdrawn)
         for transfer in withdrawn:
@@ -69,14 +69,14 @@ class Inbox:
         """Put the receives of a rank in the order of their calls, after one has come back."""
         self._mailbox.sort_receives(target, lambda call: call.began)
 
-    def _keep(self, transfer: Transfer, content: memoryview) -> None:
+    def _keep(self, transfer: MessageTransfer, content: memoryview) -> None:
         """Copy the content where it fits: the memory of its frame goes back."""
         fits = self.kept_bytes + len(content) <= KEPT_BYTES
         transfer.content = memoryview(bytearray(content)) if fits else None
         if fits:
             self.kept_bytes += len(content)
 
-    def _unkeep(self, transfer: Transfer) -> None:
+    def _unkeep(self, transfer: MessageTransfer) -> None:
         if transfer.content is not None:
             self.kept_bytes -= len(transfer.content)
 
@@ -110,7 +110,7 @@ class MessageMatching(IncomingMessages):
 
     def _receive(self, call: PendingCall) -> None:
         message = call.message
-        transfer = self._inbox.receive(Wanted(message.peer, call.rank, message.tag), call)
+        transfer = self._inbox.receive(WantedMessage(message.peer, call.rank, message.tag), call)
         if transfer is not None:
             self._meet(transfer, call)
 
@@ -123,12 +123,12 @@ class MessageMatching(IncomingMessages):
             return False
         return True
 
-    def _arrive(self, transfer: Transfer) -> None:
+    def _arrive(self, transfer: MessageTransfer) -> None:
         receive = self._inbox.arrive(transfer)
         if receive is not None:
             self._meet(transfer, receive)
 
-    def _meet(self, transfer: Transfer, receive: PendingCall) -> None:
+    def _meet(self, transfer: MessageTransfer, receive: PendingCall) -> None:
         envelope = transfer.envelope
         transfer.receive = receive
         if not receive.fits(envelope):
@@ -155,7 +155,7 @@ class MessageMatching(IncomingMessages):
         else:
             self._workers.submit(copy)
 
-    def _fill(self, transfer: Transfer, offset: int, content: memoryview) -> None:
+    def _fill(self, transfer: MessageTransfer, offset: int, content: memoryview) -> None:
         assert transfer.receive is not None
         if content:
             piece = torch.frombuffer(content, dtype=torch.uint8)
@@ -164,13 +164,13 @@ class MessageMatching(IncomingMessages):
         if transfer.received == transfer.envelope.nbytes:
             self._complete(transfer)
 
-    def _complete(self, transfer: Transfer) -> None:
+    def _complete(self, transfer: MessageTransfer) -> None:
         assert transfer.receive is not None
         self._transfers.pop((transfer.node, transfer.number), None)
         self._enqueue(transfer.node, control_frame(FrameType.TAKEN, transfer.number))
         self._end(transfer.receive, source=transfer.envelope.source)
 
-    def _reject(self, transfer: Transfer, error: AllfoldError) -> None:
+    def _reject(self, transfer: MessageTransfer, error: AllfoldError) -> None:
         """Both sides of a message that is not received get the same error."""
         self._transfers.pop((transfer.node, transfer.number), None)
         if transfer.send is not None:

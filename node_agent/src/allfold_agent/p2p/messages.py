@@ -16,9 +16,9 @@ from allfold_agent.runtime.buffers import Buffer
 from allfold_core.dtypes import DType
 from allfold_core.errors import AllfoldError, InvalidArgument, MismatchError, PeerLost, PeerMissing
 from allfold_core.mailbox import ANY_SOURCE, Envelope, describe_tensor
+from allfold_core.protocol.frames import UNKNOWN_BEHIND, FrameHeader, FrameType
+from allfold_core.protocol.rank_messages import Message, Outcome, P2PMessage, check_timeout
 from allfold_core.verdict import LEFT, numbering
-from allfold_core.wire.frames import UNKNOWN_BEHIND, FrameHeader, FrameType
-from allfold_core.wire.local_wire import Message, Outcome, P2PMessage, check_timeout
 
 PARCEL_BYTES = 512 * 1024
 
@@ -102,7 +102,7 @@ class PendingCall:
 
 
 @dataclass(eq=False, slots=True)
-class Transfer:
+class MessageTransfer:
     """A message on its way to a local rank.
 
     Attributes:
@@ -160,7 +160,7 @@ class MessageSender:
         return self._next == len(self._pieces)
 
     def cancel(self) -> bool:
-        """Let nothing more of it be sent; return True if nothing was.
+        """Send nothing more of it; return True if nothing was sent.
 
         :meth:`OutEdge.cancel` calls it, so that no frame is taken meanwhile.
         """

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import count
 from time import monotonic
 
-from allfold_agent.edges.connection import RECONNECT_SECONDS
+from allfold_agent.edges.connections import RECONNECT_SECONDS
 from allfold_agent.edges.edges import Edges
 from allfold_agent.p2p.messages import (
     MessageSender,
@@ -15,10 +15,10 @@ from allfold_agent.p2p.messages import (
     control_frame,
     error_frame,
 )
-from allfold_agent.p2p.seats import Seats
+from allfold_agent.p2p.seats import NodesOfSeats
 from allfold_core.errors import AllfoldError
 from allfold_core.mailbox import Envelope
-from allfold_core.wire.frames import FrameType
+from allfold_core.protocol.frames import FrameType
 
 # A longer message is sent when a receive has taken its offer. A shorter one takes no longer than
 # the asking would.
@@ -40,7 +40,7 @@ class Outbox:
 
     def __init__(
         self,
-        seats: Seats,
+        seats: NodesOfSeats,
         edges: Edges,
         enqueue: Callable[[str, MessageSender], None],
         end: Callable[[PendingCall, AllfoldError | None], None],
@@ -124,7 +124,7 @@ class Outbox:
 
     def _cancel(self, call: PendingCall, queued: MessageSender) -> bool:
         """Take back what is queued of a message; return True if nothing of that was sent."""
-        return self._edges.out(self._node_of(call)).cancel(queued)
+        return self._edges.out(self._node_of(call)).cancel(queued.cancel)
 
     def _node_of(self, call: PendingCall) -> str:
         return self._seats.node_of(call.message.peer)

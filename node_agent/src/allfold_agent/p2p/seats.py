@@ -11,7 +11,7 @@ from allfold_core.mailbox import ANY_SOURCE
 from allfold_core.survival.records import Seat
 
 
-class Seats:
+class NodesOfSeats:
     """The node of each seat that the group has had, also of ranks that are gone.
 
     Its owner's lock protects it.
@@ -48,7 +48,7 @@ class GoneSeats:
         seats: all that there have been.
     """
 
-    def __init__(self, group: str, seats: Seats) -> None:
+    def __init__(self, group: str, seats: NodesOfSeats) -> None:
         self._group = group
         self._seats = seats
         self._left: dict[int, str] = {}

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import torch
 
-from allfold_agent.p2p.messages import MessageLanding, Transfer
+from allfold_agent.p2p.messages import MessageLanding, MessageTransfer
 from allfold_agent.runtime.buffers import BufferPool
 from allfold_agent.runtime.locks import make_lock
 from allfold_core.errors import AllfoldError, PeerSentIncoherentTensor
-from allfold_core.wire.frames import FrameHeader, FrameType
+from allfold_core.protocol.frames import FrameHeader, FrameType
 
 _LONGEST_NOTE = 128 * 1024
 
@@ -72,7 +72,7 @@ class IncomingMessages(ABC):
         self._edge_lost = edge_lost
         self._lock = make_lock("p2p")
         self._receivers: dict[str, MessageReceiver] = {}
-        self._transfers: dict[tuple[str, int], Transfer] = {}
+        self._transfers: dict[tuple[str, int], MessageTransfer] = {}
 
     @abstractmethod
     def read(self, source: str, header: FrameHeader, view: memoryview) -> None:

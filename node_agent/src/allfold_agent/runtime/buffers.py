@@ -52,6 +52,11 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 Later = Callable[[float, Callable[[], None]], None]
 
 
+def is_sealed(descriptor: int) -> bool:
+    """Return True if a file cannot be cut: whoever cuts memory that others map kills them."""
+    return bool(fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
+
+
 def size_class(nbytes: int) -> int:
     """Return the size of the buffers that serve ``nbytes``: at most an eighth more, whole pages.
 
@@ -187,7 +192,7 @@ class BufferPool:
             self._later(LATELY_SECONDS, self._trim)
 
     def _trim(self) -> None:
-        """Let go of what has not been used lately, the longest idle first."""
+        """Release what has not been used lately, the longest idle first."""
         with self.lock:
             self._will_trim = False
             # The list holds them until the lock is free: to unmap them takes milliseconds.

@@ -30,7 +30,7 @@ _LONGEST_BLOCK_SECONDS = 5.0
 Serve = Callable[[int], None]
 
 
-class Lane(Protocol):
+class ServedLane(Protocol):
     """A lane that the thread serves; it alone calls these."""
 
     def advance(self) -> bool:
@@ -53,7 +53,7 @@ class LaneThread:
         self._epoll = select.epoll()
         self._epoll.register(self.wake_descriptor, READABLE)
         self._served: dict[int, Serve] = {self.wake_descriptor: self._drain}
-        self._lanes: list[Lane] = []
+        self._lanes: list[ServedLane] = []
         self._tasks: deque[Callable[[], None]] = deque()
         self._starting = make_lock("lane")
         self._thread: Thread | None = None
@@ -83,18 +83,18 @@ class LaneThread:
 
     # In the thread
 
-    def add(self, lane: Lane) -> None:
+    def add(self, lane: ServedLane) -> None:
         """Serve a lane from now on."""
         if lane not in self._lanes:
             self._lanes.append(lane)
 
-    def remove(self, lane: Lane) -> None:
+    def remove(self, lane: ServedLane) -> None:
         """Serve a lane no more."""
         if lane in self._lanes:
             self._lanes.remove(lane)
 
     def register(self, descriptor: int, serve: Serve) -> None:
-        """Have ``serve(events)`` called whenever something can be read from a connection."""
+        """Call ``serve(events)`` whenever something can be read from a connection."""
         self._epoll.register(descriptor, READABLE)
         self._served[descriptor] = serve
 

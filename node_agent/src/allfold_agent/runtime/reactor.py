@@ -16,9 +16,12 @@ from heapq import heappop, heappush
 from itertools import count
 from threading import Thread, get_ident
 from time import monotonic
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from allfold_agent.runtime.locks import make_lock
+
+if TYPE_CHECKING:
+    from _typeshed import HasFileno
 
 log = logging.getLogger(__name__)
 
@@ -30,13 +33,6 @@ _LONGEST_POLL = 5.0
 
 Serve = Callable[[int], None]
 Action = Callable[[], None]
-
-
-class HasFileno(Protocol):
-    """A socket, for instance."""
-
-    def fileno(self) -> int:
-        """The number of the descriptor."""
 
 
 class Reactor:
@@ -98,7 +94,7 @@ class Reactor:
             self.call(lambda: heappush(self._timers, timer))
 
     def register(self, descriptor: HasFileno, serve: Serve, events: int = READABLE) -> None:
-        """Have ``serve(events)`` called whenever one of the events is there."""
+        """Call ``serve(events)`` whenever one of the events is there."""
         number = descriptor.fileno()
         self._epoll.register(number, events)
         self._served[number] = serve

@@ -17,10 +17,10 @@ from time import monotonic
 import xxhash
 
 from allfold_agent.http.server import HttpExchange, allow, peer_is_there, transfer_deadline
-from allfold_agent.http.wire import Headers, send_views
+from allfold_agent.http.socket_io import Headers, send_views
 from allfold_agent.runtime.locks import make_condition, make_lock
 from allfold_core.errors import AllfoldError, InvalidArgument, LocalError, PeerLost, PeerMissing
-from allfold_core.wire.state_wire import BLOCK_BYTES, Block, spans
+from allfold_core.protocol.state_blocks import BLOCK_BYTES, StateBlock, spans
 
 # Clients tidy the path segments "." and ".." away.
 _ID = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._:-]{1,256}")
@@ -71,7 +71,7 @@ _MESSAGE_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Description:
+class StateForm:
     """The form of a state: holders of one state have the same one.
 
     Attributes:
@@ -97,7 +97,7 @@ class Offer:
     def __init__(
         self,
         state_id: str,
-        description: Description,
+        description: StateForm,
         channel: socket.socket,
         window: memoryview,
         patience: float = 10.0,
@@ -114,7 +114,7 @@ class Offer:
 
     @contextmanager
     def block(self, start: int, stop: int, deadline: float) -> Iterator[memoryview]:
-        """Have the rank copy a range of at most a block to a slot, which is held until the exit.
+        """Ask the rank to copy a range of at most a block to a slot, which is held until the exit.
 
         Raises:
             PeerMissing: all slots are in use until the deadline (monotonic).
@@ -126,13 +126,13 @@ class Offer:
             raise PeerMissing(f"too many wait for blocks of state {self.state_id}") from None
         try:
             with self._asking:
-                self._fill(Block(start, stop - start, slot))
+                self._fill(StateBlock(start, stop - start, slot))
             begin = slot * BLOCK_BYTES
             yield self._window[begin : begin + stop - start]
         finally:
             self._slots.put(slot)
 
-    def _fill(self, block: Block) -> None:
+    def _fill(self, block: StateBlock) -> None:
         try:
             self._channel.send(block.pack())
             answer = self._channel.recv(_MESSAGE_BYTES)
@@ -174,7 +174,7 @@ class Offers:
         self._offers: dict[str, Offer] = {}
 
     def add(self, offer: Offer) -> None:
-        """Let others pull a state; a new offer takes the place of an old one with its id."""
+        """Offer a state to others; a new offer takes the place of an old one with its id."""
         with self._changed:
             old = self._offers.pop(offer.state_id, None)
             self._offers[offer.state_id] = offer

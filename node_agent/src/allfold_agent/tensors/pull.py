@@ -20,7 +20,7 @@ from allfold_agent.http.transport import Transport
 from allfold_agent.runtime.locks import make_lock
 from allfold_agent.runtime.threads import start_thread
 from allfold_agent.tensors.source import Source, SourceConnection
-from allfold_agent.tensors.work import Span, Work
+from allfold_agent.tensors.work import PullWork, Span
 from allfold_core.errors import (
     AllfoldError,
     LocalError,
@@ -28,7 +28,7 @@ from allfold_core.errors import (
     PeerMissing,
     ServiceError,
 )
-from allfold_core.wire.state_wire import BLOCK_BYTES, Block, TransferMessage, spans
+from allfold_core.protocol.state_blocks import BLOCK_BYTES, StateBlock, TransferMessage, spans
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class Pull:
         self._window = window
         self._timeout = timeout
         self._deadline = monotonic() + timeout
-        self._work = Work(self._deadline)
+        self._work = PullWork(self._deadline)
         self._slots: LifoQueue[int] = LifoQueue()  # the last one is still in the caches
         for slot in range(len(window) // BLOCK_BYTES):
             self._slots.put(slot)
@@ -86,7 +86,7 @@ class Pull:
             for _ in range(min(ACTIVE_SOURCES, len(self._reserve))):
                 self._start_next()
             while data := self._receive():
-                self._slots.put(Block.unpack(data).slot)
+                self._slots.put(StateBlock.unpack(data).slot)
         except (OSError, ValueError) as error:
             log.info("the rank of a pull is gone: %s", error)
         except ServiceError as error:
@@ -204,7 +204,7 @@ class Pull:
             self._slots.put(slot)
             raise
         if self._work.finish(span):
-            self._deliver(Block(start, stop - start, slot), connection.source)
+            self._deliver(StateBlock(start, stop - start, slot), connection.source)
         else:
             self._slots.put(slot)
 
@@ -226,7 +226,7 @@ class Pull:
         for start, stop in spans(*span):
             slot = self._take_slot()
             self._slot(slot, stop - start)[:] = head[start:stop]
-            self._deliver(Block(start, stop - start, slot), connection.source)
+            self._deliver(StateBlock(start, stop - start, slot), connection.source)
         self._work.add_large_tensors()
 
     def _slot(self, slot: int, nbytes: int) -> memoryview:
@@ -243,7 +243,7 @@ class Pull:
             raise ConnectionAbortedError("the pull is over")
         return slot
 
-    def _deliver(self, block: Block, source: Source) -> None:
+    def _deliver(self, block: StateBlock, source: Source) -> None:
         """Tell the rank of a block, and after the last one that the pull is done."""
         with self._sending:
             self._send(block.pack())
@@ -266,7 +266,7 @@ class Pull:
         self._stop()
 
     def _stop(self) -> None:
-        """Have all threads end soon."""
+        """Tell all threads to end soon."""
         self._work.end()
         self._slots.put(_OVER)
         with self._lock:

@@ -8,9 +8,9 @@ from time import monotonic
 from typing import NoReturn
 
 from allfold_agent.http.client import ClientExchange, ResponseHead, read_error
+from allfold_agent.http.socket_io import Headers, receive_into, send_views
 from allfold_agent.http.transport import Transport, shut_down
-from allfold_agent.http.wire import Headers, receive_into, send_views
-from allfold_agent.tensors.offers import LONGEST_WAIT, Description, check_id, digest_header
+from allfold_agent.tensors.offers import LONGEST_WAIT, StateForm, check_id, digest_header
 from allfold_core.errors import PeerLost, PeerSentIncoherentTensor
 
 # A source that pauses for so long inside an answer is given up for this block.
@@ -49,7 +49,7 @@ class SourceConnection:
         connecting = min(deadline, monotonic() + STALL_SECONDS)
         self._sock = transport.connect_shortly(source.address, connecting)
 
-    def describe(self, *, waits: bool) -> Description:
+    def describe(self, *, waits: bool) -> StateForm:
         """Ask for the form of the state.
 
         Args:
@@ -71,9 +71,9 @@ class SourceConnection:
             self._fail("no description of a state")
         if not 0 < start <= total:
             self._fail(f"a head of {start} of {total} bytes")
-        return Description(start, total, layout)
+        return StateForm(start, total, layout)
 
-    def fetch(self, description: Description, start: int, into: memoryview) -> None:
+    def fetch(self, description: StateForm, start: int, into: memoryview) -> None:
         """Receive a range of at most a block, and check its digest.
 
         Raises:

@@ -6,17 +6,17 @@ from collections import deque
 from time import monotonic
 
 from allfold_agent.runtime.locks import make_condition
-from allfold_agent.tensors.offers import Description
+from allfold_agent.tensors.offers import StateForm
 from allfold_agent.tensors.source import Source
 from allfold_core.errors import PeerSentIncoherentTensor
-from allfold_core.wire.state_wire import spans
+from allfold_core.protocol.state_blocks import spans
 
 # A block that one source takes so long for is fetched from another as well, at the end of a pull.
 HEDGE_SECONDS = 0.5
 Span = tuple[int, int]
 
 
-class Work:
+class PullWork:
     """The blocks of a state that have not come yet. Used by the threads of one pull.
 
     The head comes first, and all of it from one source: it holds plain values and small tensors,
@@ -36,9 +36,9 @@ class Work:
         self._waiting: deque[Span] = deque()
         self._fetching: dict[Span, dict[Source, float]] = {}
         self._ended = False
-        self.description: Description | None = None
+        self.description: StateForm | None = None
 
-    def introduce(self, source: Source, description: Description) -> None:
+    def introduce(self, source: Source, description: StateForm) -> None:
         """Take in the form of a source's state, and check that all sources have the same.
 
         Raises:
@@ -113,7 +113,7 @@ class Work:
             self._changed.wait_for(lambda: self._ended, seconds)
 
     def end(self) -> bool:
-        """Have all threads stop; return False if they were told so before."""
+        """Tell all threads to stop; return False if they were told so before."""
         with self._changed:
             before, self._ended = self._ended, True
             self._changed.notify_all()

@@ -22,9 +22,8 @@ from allfold_orchestrator.http import (
     overview_routes,
     request_limits,
 )
-from allfold_orchestrator.http.metrics import Metrics
+from allfold_orchestrator.http.metrics import CountRequests, Metrics
 from allfold_orchestrator.http.plan_bodies import PlanBodies
-from allfold_orchestrator.http.request_times import CountRequests
 from allfold_orchestrator.links.control_links import ControlLinks
 from allfold_orchestrator.observation.watch import Watch
 from allfold_orchestrator.service import Orchestrator

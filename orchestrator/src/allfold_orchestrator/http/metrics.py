@@ -4,29 +4,81 @@ from __future__ import annotations
 
 import asyncio
 import platform
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from time import monotonic
+from functools import partial
+from time import monotonic, perf_counter
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from allfold_core.errors import ServiceError
 from allfold_core.incident import Cause, merged
 from allfold_core.survival.suspicion import RecentMaximum
 from allfold_orchestrator import __version__, wire
 from allfold_orchestrator.http import catalogue
-from allfold_orchestrator.http.request_times import RequestTimes
 from allfold_orchestrator.links.control_links import ControlLinks
 from allfold_orchestrator.membership.nodes import REASONS
 from allfold_orchestrator.service import Orchestrator
 from allfold_orchestrator.store.store import Store
 from allfold_orchestrator.sweeper import Sweeper
 from allfold_service.answers import ErrorAnswer
-from allfold_service.metrics import CONTENT_TYPE, Exposition, Values
+from allfold_service.metrics import CONTENT_TYPE, Exposition, Histogram, Values
 from allfold_service.tls import TlsIdentity
+
+OTHER = "other"
+"""The route of requests that no route serves, or that were refused before one was looked for."""
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_BOUNDS = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 60.0)
+
+
+class RequestTimes:
+    """The requests so far.
+
+    Attributes:
+        counts: by method, route and status.
+        seconds: by route.
+    """
+
+    def __init__(self) -> None:
+        self.counts: Counter[tuple[str, str, str]] = Counter()
+        self.seconds: defaultdict[str, Histogram] = defaultdict(partial(Histogram, _BOUNDS))
+
+    def observe(self, method: str, route: str, status: int, seconds: float) -> None:
+        """Count a request that was answered."""
+        known = method if method in _METHODS else OTHER
+        self.counts[known, route, str(status)] += 1
+        self.seconds[route].observe(seconds)
+
+
+class CountRequests:
+    """Around everything else, so that it sees requests that are refused, too."""
+
+    def __init__(self, app: ASGIApp, times: RequestTimes) -> None:
+        self._app = app
+        self._times = times
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began, status = perf_counter(), 500
+
+        async def noting(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noting)
+        finally:
+            route = getattr(scope.get("route"), "path", OTHER)
+            self._times.observe(scope["method"], route, status, perf_counter() - began)
+
 
 # Prometheus gives up after 10 s by default; without the store the rest is served in time.
 STORE_SECONDS = 3.0

@@ -158,7 +158,7 @@ class ControlLinks:
         """
         if incident.reporter != link.life[0]:
             raise ValueError(f"node {link.life[0]} reports an incident of node {incident.reporter}")
-        await self._orchestrator.incidents.note(incident.model_dump(mode="json"))
+        await self._orchestrator.incidents.report(incident.model_dump(mode="json"))
 
     async def _register(self, link: Link, request: messages.Register) -> None:
         """Take in what the agent holds, with the generation of the store of this very moment."""

@@ -20,7 +20,7 @@ from allfold_orchestrator.membership.jury import Ask, Cleared, Evict, Instructio
 from allfold_orchestrator.membership.reports import term_record
 from allfold_orchestrator.membership.terms import may_evict
 from allfold_orchestrator.service import Orchestrator
-from allfold_orchestrator.store.judging import TurnIsOver
+from allfold_orchestrator.store.life import TurnIsOver
 from allfold_orchestrator.store.store import Store
 
 log = logging.getLogger(__name__)

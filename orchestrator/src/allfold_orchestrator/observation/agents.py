@@ -12,7 +12,15 @@ from typing import TypeVar
 
 import httpx
 
-from allfold_core.agent_answers import STATUS, Flight, History, Question, Status, flight, history
+from allfold_core.agent_answers import (
+    STATUS,
+    FlightAnswer,
+    History,
+    Question,
+    Status,
+    flight,
+    history,
+)
 from allfold_core.schema import OtherForm, read_object
 from allfold_service.credentials import Credentials
 
@@ -40,7 +48,7 @@ class AgentAnswer:
 
     status: Status | None = None
     history: History | None = None
-    flight: Flight | None = None
+    flight: FlightAnswer | None = None
     received: float = 0.0
     problem: str = ""
 

@@ -9,7 +9,7 @@ from typing import Any
 from allfold_core.agent_answers import RecordedOp
 from allfold_core.figures import GroupFigures, group_figures, link_figures
 from allfold_core.group_options import NAMES
-from allfold_core.in_flight import Activity, Membership, activity
+from allfold_core.in_flight import Activity, GroupMembers, activity
 from allfold_orchestrator.observation.agents import AgentAnswer
 from allfold_orchestrator.observation.drawing import draw
 from allfold_orchestrator.observation.sentences import group_sentence, headline, worth_saying
@@ -23,7 +23,7 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Facts:
+class OverviewFacts:
     """Everything of which a picture is made.
 
     Attributes:
@@ -68,7 +68,7 @@ class Picture:
         return [] if opening is None else series.points((name, opening), since)
 
 
-def picture(facts: Facts, series: Series) -> Picture:
+def picture(facts: OverviewFacts, series: Series) -> Picture:
     """Return the picture of these facts."""
     statuses = [each.status for each in facts.answers.values() if each.status is not None]
     seen = activity(statuses, facts.incidents)
@@ -119,7 +119,7 @@ class _Measured:
     rates: Mapping[tuple[str, str], float]
 
 
-def _measured(name: str, known: Membership | None, now: float, series: Series) -> _Measured:
+def _measured(name: str, known: GroupMembers | None, now: float, series: Series) -> _Measured:
     key = name, known.opening if known else 0
     recent = series.recent(key, now)
     rates = {(each.source, each.target): each.bytes for each in link_figures(recent)}
@@ -128,9 +128,9 @@ def _measured(name: str, known: Membership | None, now: float, series: Series) -
 
 def _group(
     view: Json,
-    known: Membership | None,
+    known: GroupMembers | None,
     seen: Activity,
-    facts: Facts,
+    facts: OverviewFacts,
     measured: _Measured,
 ) -> Json:
     name, opening = view["group"], known.opening if known else 0
@@ -168,7 +168,7 @@ _KEPT = (
 )
 
 
-def _order(view: Json, name: str, opening: int, facts: Facts) -> list[str]:
+def _order(view: Json, name: str, opening: int, facts: OverviewFacts) -> list[str]:
     """Return the group's nodes in the order of its ring, as the newest agent has it."""
     told = [
         group

@@ -10,7 +10,7 @@ from typing import Any
 
 from allfold_core.errors import LocalError, ServiceError
 from allfold_orchestrator.observation.agents import AgentAnswer, Agents
-from allfold_orchestrator.observation.overview import Facts, Picture, picture
+from allfold_orchestrator.observation.overview import OverviewFacts, Picture, picture
 from allfold_orchestrator.observation.series import Series
 from allfold_orchestrator.service import Orchestrator
 from allfold_orchestrator.store.failures import Refusal
@@ -91,7 +91,7 @@ class Watch:
             self._watchers -= 1
 
     def stop(self) -> None:
-        """Let all who watch go."""
+        """End the wait of all who watch."""
         self._stopping.set()
 
     async def close(self) -> None:
@@ -115,7 +115,7 @@ class Watch:
         answers = await self._agents.ask(urls, lambda node: self._series.since(node, now))
         await self._agents.ask_flights(_one_of_each_group(answers, urls), answers)
         self._take_histories(answers)
-        facts = Facts(
+        facts = OverviewFacts(
             at=time.time(),
             nodes=[each.model_dump() for each in nodes.nodes],
             groups=[each.model_dump() for each in groups.groups],

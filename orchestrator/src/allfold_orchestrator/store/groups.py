@@ -40,8 +40,8 @@ from allfold_orchestrator.membership.nodes import NodeRecord
 from allfold_orchestrator.membership.seat_finder import Finders
 from allfold_orchestrator.store import keys
 from allfold_orchestrator.store.batching import Batches
-from allfold_orchestrator.store.clock import Clock
 from allfold_orchestrator.store.failures import store_errors, until_undisputed
+from allfold_orchestrator.store.life import Clock
 from allfold_orchestrator.store.records import Snapshot, load, queue_write, readable
 from allfold_orchestrator.store.redis_client import Client, Commands
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from allfold_core.incident import LOST_SECONDS
 from allfold_orchestrator.store import keys
-from allfold_orchestrator.store.clock import Clock
 from allfold_orchestrator.store.failures import store_errors
+from allfold_orchestrator.store.life import Clock
 from allfold_orchestrator.store.redis_client import Client
 
 
@@ -19,7 +19,7 @@ class IncidentStore:
         self._client = client
         self._clock = clock
 
-    async def note(self, incident: dict[str, Any]) -> None:
+    async def keep(self, incident: dict[str, Any]) -> None:
         """Keep an incident, in place of what was said of it before."""
         entry = json.dumps({"incident": incident, "heard": self._clock.now()})
         number = incident["id"]
@@ -37,7 +37,7 @@ class IncidentStore:
         for entry in entries.values():
             incident = _read(entry, now)
             if incident["ended"] is None and incident["reporter"] == reporter:
-                await self.note({**incident, "ended": incident["seen"]})
+                await self.keep({**incident, "ended": incident["seen"]})
 
     async def latest(self, limit: int) -> list[dict[str, Any]]:
         """Return the latest incidents, open ones first, each group the newest first.

@@ -1,16 +1,91 @@
-"""The life of the store: its generation, which grows whenever it may have lost something."""
+"""The store's life and clock, and the turns in which replicas judge the lives of nodes."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from typing import Any
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Protocol
+
+from redis.exceptions import WatchError
 
 from allfold_core.survival.term_record import StoreLife
 from allfold_orchestrator.membership.terms import outgrow, store_life
 from allfold_orchestrator.store import keys, schemas
 from allfold_orchestrator.store.failures import store_errors, until_undisputed
 from allfold_orchestrator.store.redis_client import Client
+
+
+class Clock(Protocol):
+    """A clock that all replicas share."""
+
+    def now(self) -> float:
+        """Return the time, in seconds since a moment that all replicas share."""
+
+    async def synchronize(self) -> None:
+        """Read the shared time again."""
+
+
+class StoreClock:
+    """Redis' clock, kept as an offset to the local monotonic one.
+
+    So a wrong or jumping wall clock of one replica cannot end anybody's lease.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._offset = time.time() - time.monotonic()
+
+    def now(self) -> float:
+        return time.monotonic() + self._offset
+
+    async def synchronize(self) -> None:
+        before = time.monotonic()
+        seconds, microseconds = await self._client.time()
+        middle = (before + time.monotonic()) / 2
+        self._offset = seconds + microseconds / 1e6 - middle
+
+
+# A replica that stops in its turn keeps the others from theirs for no longer than this.
+TURN_MILLISECONDS = 2_000
+
+
+class TurnIsOver(Exception):
+    """A replica was stopped in its turn: another one may have decided meanwhile, and otherwise."""
+
+
+class Judging:
+    """Taken in turns, so that one dead link, judged at two replicas, costs one node and not two."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[str | None]:
+        """Yield this replica's turn until the end of the block; ``None`` while another has one."""
+        mine = secrets.token_hex(8)
+        with store_errors():
+            taken = await self._client.set(keys.JURY, mine, px=TURN_MILLISECONDS, nx=True)
+        try:
+            yield mine if taken else None
+        finally:
+            if taken:
+                await self._end(mine)
+
+    async def _end(self, mine: str) -> None:
+        async with self._client.pipeline(transaction=True) as pipe:
+            try:
+                with store_errors():
+                    await pipe.watch(keys.JURY)
+                    if await pipe.get(keys.JURY) == mine:
+                        pipe.multi()
+                        pipe.delete(keys.JURY)
+                        await pipe.execute()
+            except WatchError:
+                return  # the turn was over, and is another one's now
+
 
 _NO_LIFE = StoreLife(0, "")
 # An in-process Redis ends with the process, so a name of the process is one of its life.

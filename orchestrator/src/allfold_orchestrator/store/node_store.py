@@ -22,9 +22,8 @@ from allfold_orchestrator.membership.nodes import (
 )
 from allfold_orchestrator.store import keys, schemas
 from allfold_orchestrator.store.batching import Batches
-from allfold_orchestrator.store.clock import Clock
 from allfold_orchestrator.store.failures import store_errors, until_undisputed
-from allfold_orchestrator.store.judging import TurnIsOver
+from allfold_orchestrator.store.life import Clock, TurnIsOver
 from allfold_orchestrator.store.records import dump, parse, readable
 from allfold_orchestrator.store.redis_client import Client, Pipeline
 from allfold_orchestrator.store.retention import DEPARTED_SECONDS
@@ -177,12 +176,12 @@ class NodeStore:
         return dict(zip(lives, expiries, strict=True))
 
     async def ask_all_to_probe(self, node: str, incarnation: str) -> None:
-        """Let the replica to which the node is linked look for a sign of its life."""
+        """Ask the replica to which the node is linked to look for a sign of its life."""
         with store_errors():
             await self._client.publish(keys.CHANGES, keys.life(node, incarnation))
 
     async def ask_to_drain(self, node: str, incarnation: str) -> None:
-        """Let the replica to which the node is linked tell it that it is to drain."""
+        """Ask the replica to which the node is linked to tell it that it is to drain."""
         with store_errors():
             await self._client.publish(keys.CHANGES, keys.drain(keys.life(node, incarnation)))
 

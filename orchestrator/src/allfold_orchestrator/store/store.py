@@ -11,12 +11,10 @@ from redis.exceptions import RedisError
 from allfold_core.survival.term_record import Life
 from allfold_orchestrator import background
 from allfold_orchestrator.store import keys
-from allfold_orchestrator.store.clock import Clock, StoreClock
 from allfold_orchestrator.store.failures import store_errors
 from allfold_orchestrator.store.groups import GroupStore
 from allfold_orchestrator.store.incidents import IncidentStore
-from allfold_orchestrator.store.judging import Judging
-from allfold_orchestrator.store.life import StoreLives
+from allfold_orchestrator.store.life import Clock, Judging, StoreClock, StoreLives
 from allfold_orchestrator.store.node_store import NodeStore
 from allfold_orchestrator.store.notifications import Notifications, relay
 from allfold_orchestrator.store.redis_client import Client

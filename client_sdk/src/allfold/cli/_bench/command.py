@@ -14,7 +14,7 @@ from allfold.cli._bench.data import DTYPES, OPS
 from allfold.cli._bench.kinds import KINDS, BenchSelection, sizes
 from allfold.cli._parameters import Size, StrategyName
 from allfold.cli._run.command import run
-from allfold_core.codecs import Wire
+from allfold_core.dtypes import Wire
 from allfold_core.operations import AUTO
 from allfold_core.schedules.registry import STRATEGIES
 

@@ -14,8 +14,7 @@ import numpy as np
 import allfold
 from allfold._calls.options import Options
 from allfold.cli._bench.data import Array, Bench, Share
-from allfold_core.codecs import Wire
-from allfold_core.dtypes import DType
+from allfold_core.dtypes import DType, Wire
 from allfold_core.errors import InvalidArgument
 from allfold_core.operations import AUTO, Kind, ReduceOp
 from allfold_core.pricing.choose import check_slices

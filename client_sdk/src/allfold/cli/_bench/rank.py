@@ -13,7 +13,7 @@ import numpy as np
 import allfold
 from allfold.cli._bench.data import Array, Bench, Share
 from allfold.cli._bench.kinds import KINDS, BenchSelection, sizes
-from allfold_core.codecs import Wire
+from allfold_core.dtypes import Wire
 from allfold_core.verdict import counted
 
 # More than what is moved ever is.

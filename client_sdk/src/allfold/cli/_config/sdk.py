@@ -19,7 +19,7 @@ from allfold.cli._config.setting import (
 )
 from allfold_core.errors import InvalidArgument
 from allfold_core.group_options import OPTIONS, Option
-from allfold_core.wire.local_wire import default_socket
+from allfold_core.protocol.rank_messages import default_socket
 from allfold_service.tls import DEFAULT_NAME
 
 

@@ -23,7 +23,14 @@ from allfold.cli._asking import (
 )
 from allfold_cluster.http import HttpConnection, NoAnswer
 from allfold_core import agent_answers
-from allfold_core.agent_answers import CLOCK, ClockReading, Question, RecordedOp, Recording, flight
+from allfold_core.agent_answers import (
+    CLOCK,
+    ClockReading,
+    Question,
+    RecordedOp,
+    RecordingAnswer,
+    flight,
+)
 from allfold_core.errors import AgentUnreachable, AllfoldError, LocalError
 
 _SECONDS = 5.0
@@ -52,7 +59,7 @@ class NodeFlight:
     answered: float
     offset: Offset
     wall_ahead: float
-    groups: list[Recording]
+    groups: list[RecordingAnswer]
 
 
 @dataclass(frozen=True)
@@ -129,7 +136,9 @@ def _clock(ask: Callable[[Question[ClockReading], str], ClockReading], url: str)
     return estimate(readings[1:])  # the first one connects
 
 
-def _flight(url: str, answer: agent_answers.Flight, offset: Offset, our_wall: float) -> NodeFlight:
+def _flight(
+    url: str, answer: agent_answers.FlightAnswer, offset: Offset, our_wall: float
+) -> NodeFlight:
     theirs = answer["clock"]
     answered = theirs["monotonic"] - offset.ahead
     wall_ahead = theirs["wall"] - (our_wall + answered)
@@ -198,7 +207,7 @@ class SeenOp:
         return {node: self.start + after for node, after in self.record["heard"].items()}
 
 
-def ops_of_group(flight: NodeFlight, group: Recording) -> Iterator[SeenOp]:
+def ops_of_group(flight: NodeFlight, group: RecordingAnswer) -> Iterator[SeenOp]:
     """Yield the ops of a group in a node's flight recorder."""
     for record in group["ops"]:
         start = record["start"] - flight.offset.ahead

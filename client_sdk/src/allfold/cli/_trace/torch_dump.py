@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from allfold.cli._trace.asking import NodeFlight, Opening, SeenOp, ops_of_group
-from allfold_core.agent_answers import Call, Json, Recording
+from allfold_core.agent_answers import Json, RankCall, RecordingAnswer
 from allfold_core.dtypes import DType
 from allfold_core.operations import AUTO, Fingerprint, Kind, ReduceOp
 from allfold_core.schedules.parts import input_numel, output_numel
@@ -100,7 +100,7 @@ class _NodeView:
 
 def group_dumps(flights: Iterable[NodeFlight], our_wall: float) -> list[GroupDump]:
     """Return the dumps of all groups, by name."""
-    by_opening: dict[Opening, list[tuple[NodeFlight, Recording]]] = {}
+    by_opening: dict[Opening, list[tuple[NodeFlight, RecordingAnswer]]] = {}
     for flight in flights:
         for group in flight.groups:
             if group["ops"]:
@@ -132,7 +132,7 @@ def _folder_name(group: str) -> str:
     return name if name.strip(".") else f"_{name}"
 
 
-def _dump(name: str, views: list[tuple[NodeFlight, Recording]], our_wall: float) -> GroupDump:
+def _dump(name: str, views: list[tuple[NodeFlight, RecordingAnswer]], our_wall: float) -> GroupDump:
     epoch = max(op["epoch"] for _, group in views for op in group["ops"])
     nodes = [_view(flight, group, epoch) for flight, group in views]
     world_size = max(op.record["world_size"] for node in nodes for op in node.ops.values())
@@ -146,7 +146,7 @@ def _dump(name: str, views: list[tuple[NodeFlight, Recording]], our_wall: float)
     return GroupDump(name, world_size, dict(sorted(dumps.items())), len(seqs) - len(known))
 
 
-def _view(flight: NodeFlight, group: Recording, epoch: int) -> _NodeView:
+def _view(flight: NodeFlight, group: RecordingAnswer, epoch: int) -> _NodeView:
     ops = {op.seq: op for op in ops_of_group(flight, group) if op.record["epoch"] == epoch}
     is_current = group["open"] and group["epoch"] == epoch
     last_seq = {int(rank): last for rank, last in group["last_seq"].items()} if is_current else {}
@@ -239,18 +239,18 @@ def _rank_dump(group: str, rank: int, world_size: int, entries: list[Json]) -> J
     }
 
 
-def profiling_name(call: Call) -> str:
+def profiling_name(call: RankCall) -> str:
     """Return the name of a call: ``gloo:all_reduce``."""
     kind = call["kind"]
     return f"{_BACKEND}:{_UNEQUAL.get(kind, kind) if call['counts'] else kind}"
 
 
-def torch_dtype(call: Call) -> str:
+def torch_dtype(call: RankCall) -> str:
     """Return the name that torch's recorder has for the type of the elements."""
     return _DTYPES.get(call["dtype"], call["dtype"])
 
 
-def sizes_of(call: Call, rank: int, world_size: int) -> tuple[Sizes, Sizes]:
+def sizes_of(call: RankCall, rank: int, world_size: int) -> tuple[Sizes, Sizes]:
     """Return the sizes of a rank's inputs and outputs; ``[[]]`` where it has none.
 
     With unequal blocks the analyser would take sizes that differ between ranks for a mismatch, so

@@ -14,25 +14,25 @@ from collections.abc import Iterator
 from allfold_core.operations import Kind
 from allfold_core.schedules.closed_form import PricedOp, halvings
 from allfold_core.schedules.schedule import Step, balanced_slices
-from allfold_core.schedules.strategies.phases import Place, copy_down, fold_up, two_waves
+from allfold_core.schedules.strategies.phases import TreePlace, copy_down, fold_up, two_waves
 from allfold_core.schedules.strategy import Description, Problem, Strategy, in_tree_order
 
 
-def first_place(nodes: int, me: int) -> Place:
+def first_place(nodes: int, me: int) -> TreePlace:
     """The place of ``me`` in the first tree."""
     number = me + 1
-    return Place(_parent(nodes, number) - 1, tuple(c - 1 for c in _children(nodes, number)))
+    return TreePlace(_parent(nodes, number) - 1, tuple(c - 1 for c in _children(nodes, number)))
 
 
-def second_place(nodes: int, me: int) -> Place:
+def second_place(nodes: int, me: int) -> TreePlace:
     """The place of ``me`` in the second tree."""
     if nodes % 2 == 0:
         place = first_place(nodes, nodes - 1 - me)
         parent = nodes - 1 - place.parent if place.parent >= 0 else -1
-        return Place(parent, tuple(nodes - 1 - child for child in place.children))
+        return TreePlace(parent, tuple(nodes - 1 - child for child in place.children))
     place = first_place(nodes, (me + 1) % nodes)
     parent = (place.parent - 1) % nodes if place.parent >= 0 else -1
-    return Place(parent, tuple((child - 1) % nodes for child in place.children))
+    return TreePlace(parent, tuple((child - 1) % nodes for child in place.children))
 
 
 def _parent(nodes: int, number: int) -> int:

@@ -16,21 +16,21 @@ from allfold_core.schedules.schedule import Await, Fold, Receive, Send, Signal, 
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TreePlace:
     """A node's place in a tree: its parent, -1 for the root, and its children."""
 
     parent: int
     children: tuple[int, ...]
 
 
-def place_in_heap(nodes: int, arity: int, me: int) -> Place:
+def place_in_heap(nodes: int, arity: int, me: int) -> TreePlace:
     """The place of position ``me`` in a heap of ``nodes`` positions."""
     first = me * arity + 1
     children = tuple(range(min(first, nodes), min(first + arity, nodes)))
-    return Place((me - 1) // arity if me else -1, children)
+    return TreePlace((me - 1) // arity if me else -1, children)
 
 
-def fold_up(place: Place, me: int, data: Slice) -> Iterator[Step]:
+def fold_up(place: TreePlace, me: int, data: Slice) -> Iterator[Step]:
     """Fold the children's subtrees onto the own content, and pass the fold to the parent."""
     if place.children:
         yield Fold(data, (me, *place.children))
@@ -38,7 +38,7 @@ def fold_up(place: Place, me: int, data: Slice) -> Iterator[Step]:
         yield Send(data, place.parent)
 
 
-def copy_down(place: Place, data: Slice) -> Iterator[Step]:
+def copy_down(place: TreePlace, data: Slice) -> Iterator[Step]:
     """Take the content of the parent, and pass it to the children."""
     if place.parent >= 0:
         yield Receive(data, place.parent)
@@ -46,7 +46,7 @@ def copy_down(place: Place, data: Slice) -> Iterator[Step]:
         yield Send(data, child)
 
 
-def signal_up(place: Place) -> Iterator[Step]:
+def signal_up(place: TreePlace) -> Iterator[Step]:
     """Tell the parent that the whole subtree has come."""
     for child in place.children:
         yield Await(child)
@@ -54,7 +54,7 @@ def signal_up(place: Place) -> Iterator[Step]:
         yield Signal(place.parent)
 
 
-def signal_down(place: Place) -> Iterator[Step]:
+def signal_down(place: TreePlace) -> Iterator[Step]:
     """Tell the children what the parent says: that everybody has come."""
     if place.parent >= 0:
         yield Await(place.parent)
@@ -62,7 +62,7 @@ def signal_down(place: Place) -> Iterator[Step]:
         yield Signal(child)
 
 
-def two_waves(kind: Kind, place: Place, me: int, data: Slice) -> Iterator[Step]:
+def two_waves(kind: Kind, place: TreePlace, me: int, data: Slice) -> Iterator[Step]:
     """One op of any kind over one tree whose root is the kind's root."""
     yield from fold_up(place, me, data) if kind.reduces else signal_up(place)
     if kind in (Kind.ALL_REDUCE, Kind.BROADCAST):

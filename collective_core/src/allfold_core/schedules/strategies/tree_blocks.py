@@ -13,7 +13,7 @@ from allfold_core.operations import Kind
 from allfold_core.schedules.closed_form import PricedOp, heap_depth
 from allfold_core.schedules.schedule import Await, Receive, Send, Signal, Slice, Step
 from allfold_core.schedules.strategies.phases import (
-    Place,
+    TreePlace,
     fold_up,
     place_in_heap,
     signal_down,
@@ -74,21 +74,21 @@ def _whole(blocks: Sequence[Slice]) -> Slice:
     return Slice(min(block.start for block in blocks), max(block.stop for block in blocks))
 
 
-def _gather_up(place: Place, blocks: Sequence[Slice], me: int, arity: int) -> Iterator[Step]:
+def _gather_up(place: TreePlace, blocks: Sequence[Slice], me: int, arity: int) -> Iterator[Step]:
     for child in place.children:
         yield from take(blocks, subtree(len(blocks), arity, child), child)
     if place.parent >= 0:
         yield from give(blocks, subtree(len(blocks), arity, me), place.parent)
 
 
-def _scatter_down(place: Place, blocks: Sequence[Slice], me: int, arity: int) -> Iterator[Step]:
+def _scatter_down(place: TreePlace, blocks: Sequence[Slice], me: int, arity: int) -> Iterator[Step]:
     if place.parent >= 0:
         yield from take(blocks, subtree(len(blocks), arity, me), place.parent)
     for child in place.children:
         yield from give(blocks, subtree(len(blocks), arity, child), child)
 
 
-def _spread_down(place: Place, blocks: Sequence[Slice], me: int, arity: int) -> Iterator[Step]:
+def _spread_down(place: TreePlace, blocks: Sequence[Slice], me: int, arity: int) -> Iterator[Step]:
     if place.parent >= 0:
         yield from take(blocks, _others(blocks, arity, me), place.parent)
     for child in place.children:

@@ -17,7 +17,7 @@ from allfold_agent.groups.lane.page import AgentPage
 from allfold_agent.groups.lane.program import LaneProgram
 from allfold_agent.groups.outcomes import OpTable
 from allfold_agent.runtime.lane_thread import LaneThread
-from allfold_core.wire.frames import FrameHeader
+from allfold_core.protocol.frames import FrameHeader
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from allfold_agent.edges.connection import EdgeCounters
+from allfold_agent.edges.connections import EdgeCounters
 from allfold_agent.edges.lane_link import LaneDoor
 from allfold_agent.edges.opening import EdgeRequest
 from allfold_agent.groups.epoch import GroupEpoch, NodeResources
@@ -24,8 +24,8 @@ from allfold_agent.groups.lane.records import LaneRecords
 from allfold_agent.groups.lane.short_lane import NodeLane
 from allfold_agent.runtime import machine
 from allfold_core.errors import ServiceError
+from allfold_core.protocol.frames import FrameHeader
 from allfold_core.short_lane.choice import MOST_NODES
-from allfold_core.wire.frames import FrameHeader
 
 if TYPE_CHECKING:
     from allfold_agent.groups.group import NodeGroup

@@ -8,11 +8,11 @@ from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from threading import Event
 
-from allfold_agent.edges.connection import EdgeCounters
+from allfold_agent.edges.connections import EdgeCounters
 from allfold_agent.edges.edges import DialFrom
 from allfold_agent.edges.lane_link import LaneDoor, LaneLink, OnFrame
-from allfold_agent.edges.members import Life, Members
-from allfold_agent.edges.opening import EdgeOpener, EdgeRequest, Lane
+from allfold_agent.edges.members import GroupNodes, Life
+from allfold_agent.edges.opening import EdgeOpener, EdgeRequest, Traffic
 from allfold_agent.runtime.lane_thread import LaneThread
 from allfold_agent.runtime.threads import start_thread
 from allfold_core.errors import AllfoldError, PeerLost
@@ -37,7 +37,7 @@ class LaneLinks:
         group: str,
         opening: int,
         me: str,
-        members: Members,
+        members: GroupNodes,
         dial: DialFrom,
         thread: LaneThread,
         on_frame: OnFrame,
@@ -89,7 +89,7 @@ class LaneLinks:
         node, closed = life[0], Event()
         lives = (self._members.name_of_life(node), self._members.name_of_life(self._me))
         request = EdgeRequest(
-            self._group, self._opening, node, self._me, lane=Lane.SHORT, lives=lives
+            self._group, self._opening, node, self._me, lane=Traffic.SHORT, lives=lives
         )
         dial = self._dial(request, self._members[node].data_address)
         opener = EdgeOpener(f"{self._group}-{node}-{self._me}-short", dial, closed)

@@ -21,9 +21,9 @@ from allfold_agent.groups.lane.exchange import LaneExchange
 from allfold_agent.groups.lane.page import AgentPage, Post, end_of_complete
 from allfold_agent.runtime.buffers import MappedMemory
 from allfold_core.errors import InvalidArgument
+from allfold_core.protocol.rank_messages import OpMessage, Outcome, Region, pack_taken
 from allfold_core.short_lane.choice import LANE_STRATEGY, LaneRules
 from allfold_core.short_lane.page import NEVER, PageLayout, digest_of
-from allfold_core.wire.local_wire import OpMessage, Outcome, Region, pack_taken
 
 log = logging.getLogger(__name__)
 

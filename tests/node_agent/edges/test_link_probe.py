@@ -13,9 +13,15 @@ from threading import Event, Thread
 import pytest
 
 from allfold_agent.data_port import DataPort
+from allfold_agent.edges import link_probe
+from allfold_agent.edges.link_probe import (
+    PROBE_PROTOCOL,
+    PROBE_TARGET,
+    MeasuredLink,
+    measure,
+    worse,
+)
 from allfold_agent.http.client import upgrade
-from allfold_agent.membership import link_probe
-from allfold_agent.membership.link_probe import PROBE_PROTOCOL, PROBE_TARGET, Link, measure, worse
 from allfold_agent.tensors.offers import Offers
 from allfold_core.errors import AllfoldError, LocalError, PeerLost
 from tests.support.credentials import transport
@@ -72,7 +78,7 @@ def played(play: Callable[[socket.socket], None], answer: bytes = GRANTED) -> It
             assert not actor.is_alive()
 
 
-def is_sensible(link: Link) -> bool:
+def is_sensible(link: MeasuredLink) -> bool:
     return 0 < link.latency < 10 and 0 < link.bandwidth < math.inf
 
 
@@ -269,6 +275,6 @@ def test_waiting_for_its_turn_does_not_count_as_latency() -> None:
 
 
 def test_of_two_links_the_worse_has_the_faults_of_both() -> None:
-    assert worse(None, Link(1.0, 2.0)) == Link(1.0, 2.0)
-    assert worse(Link(1.0, 2.0), Link(3.0, 4.0)) == Link(3.0, 2.0)
-    assert worse(Link(3.0, 4.0), Link(1.0, 2.0)) == Link(3.0, 2.0)
+    assert worse(None, MeasuredLink(1.0, 2.0)) == MeasuredLink(1.0, 2.0)
+    assert worse(MeasuredLink(1.0, 2.0), MeasuredLink(3.0, 4.0)) == MeasuredLink(3.0, 2.0)
+    assert worse(MeasuredLink(3.0, 4.0), MeasuredLink(1.0, 2.0)) == MeasuredLink(3.0, 2.0)

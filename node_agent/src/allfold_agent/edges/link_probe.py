@@ -41,7 +41,7 @@ _one_at_a_time = make_lock("probe")
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class MeasuredLink:
     """The speed of a link, one direction at a time.
 
     Attributes:
@@ -53,11 +53,11 @@ class Link:
     bandwidth: float
 
 
-def worse(one: Link | None, other: Link) -> Link:
+def worse(one: MeasuredLink | None, other: MeasuredLink) -> MeasuredLink:
     """Return the higher latency and the lower bandwidth of two links."""
     if one is None:
         return other
-    return Link(max(one.latency, other.latency), min(one.bandwidth, other.bandwidth))
+    return MeasuredLink(max(one.latency, other.latency), min(one.bandwidth, other.bandwidth))
 
 
 def serve_probe(connected: socket.socket) -> None:
@@ -79,7 +79,7 @@ def serve_probe(connected: socket.socket) -> None:
             _one_at_a_time.release()
 
 
-def measure(transport: Transport, address: str, *, short: bool = False) -> Link:
+def measure(transport: Transport, address: str, *, short: bool = False) -> MeasuredLink:
     """Measure the link from the agent at a data address to this one.
 
     Takes a fraction of a second, on long links about two.
@@ -104,7 +104,7 @@ def measure(transport: Transport, address: str, *, short: bool = False) -> Link:
         except OSError as error:
             raise _broken_off(address, error) from error
         try:
-            return Link(latency, _bandwidth(connected, clock, latency, short=short))
+            return MeasuredLink(latency, _bandwidth(connected, clock, latency, short=short))
         except TimeoutError as error:
             raise _broken_off(address, error, stalled=True) from error
         except OSError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from allfold_core.wire.local_wire import OUTCOME, Outcome
+from allfold_core.protocol.rank_messages import OUTCOME, Outcome
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from allfold_core.errors import InvalidArgument
-from allfold_core.service_url import service_url
+from allfold_service.addresses import service_url
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allfold_core.wire.state_wire import BLOCK_BYTES, Block, TransferMessage, spans
+from allfold_core.protocol.state_blocks import BLOCK_BYTES, StateBlock, TransferMessage, spans
 
-BLOCK = Block(start=3 * BLOCK_BYTES, nbytes=1000, slot=7)
+BLOCK = StateBlock(start=3 * BLOCK_BYTES, nbytes=1000, slot=7)
 
 
 def test_a_block_reads_back_as_it_was_packed() -> None:
     assert BLOCK.pack()[0] == TransferMessage.BLOCK
-    assert Block.unpack(BLOCK.pack()) == BLOCK
+    assert StateBlock.unpack(BLOCK.pack()) == BLOCK
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_a_block_reads_back_as_it_was_packed() -> None:
 )
 def test_what_is_no_block_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="a block has"):
-        Block.unpack(data)
+        StateBlock.unpack(data)
 
 
 @given(st.integers(0, 3 * BLOCK_BYTES), st.integers(0, 5 * BLOCK_BYTES))

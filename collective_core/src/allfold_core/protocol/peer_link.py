@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from enum import IntEnum
 from typing import Any, NamedTuple
 
+from allfold_core.protocol.frames import FrameError
 from allfold_core.schema import read_object
-from allfold_core.wire.frames import FrameError
 
 MAGIC = 0xAF02
 LINK_PROTOCOL = "allfold-link/1"
@@ -98,7 +98,7 @@ class Chosen(NamedTuple):
         return _packed(LinkMessageType.CHOSEN, _CHOSEN.pack(self.number))
 
 
-class Progress(NamedTuple):
+class GroupProgress(NamedTuple):
     """The progress of a node in one group.
 
     Attributes:
@@ -141,7 +141,7 @@ class Ping(NamedTuple):
     """
 
     number: int
-    progress: tuple[Progress, ...] = ()
+    progress: tuple[GroupProgress, ...] = ()
 
     def pack(self) -> bytes:
         """The message as bytes."""
@@ -254,7 +254,7 @@ def _read(kind: LinkMessageType, parts: _Parts) -> LinkMessage:
             return Chosen(*parts.take(_CHOSEN))
         case LinkMessageType.PING:
             number, count = parts.take(_PING)
-            entries = (Progress(*parts.group(), *parts.take(_PROGRESS)) for _ in range(count))
+            entries = (GroupProgress(*parts.group(), *parts.take(_PROGRESS)) for _ in range(count))
             return Ping(number, tuple(entries))
         case LinkMessageType.PONG:
             number, count = parts.take(_PING)

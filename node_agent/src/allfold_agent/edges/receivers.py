@@ -8,10 +8,10 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from allfold_core.errors import AllfoldError
-from allfold_core.wire.frames import FrameHeader
+from allfold_core.protocol.frames import FrameHeader
 
 
-class Landing(Protocol):
+class FrameLanding(Protocol):
     """Memory for the payload of one frame."""
 
     @property
@@ -19,10 +19,10 @@ class Landing(Protocol):
         """Exactly as many bytes as the payload has; none if it is read where it lies."""
 
     def release(self) -> None:
-        """Let go of the memory; what landed there is worthless."""
+        """Release the memory; what landed there is worthless."""
 
 
-LandingT = TypeVar("LandingT", bound=Landing)
+LandingT = TypeVar("LandingT", bound=FrameLanding)
 
 
 class Sink(Protocol[LandingT]):
@@ -78,7 +78,7 @@ class Arriving:
 
     header: FrameHeader
     sink: Sink[Any] | None
-    landing: Landing | None
+    landing: FrameLanding | None
     received: int = 0
     shared: torch.Tensor | None = None
 

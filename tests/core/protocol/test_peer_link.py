@@ -9,21 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allfold_core.wire import peer_link
-from allfold_core.wire.frames import FrameError
-from allfold_core.wire.peer_link import (
+from allfold_core.protocol import peer_link
+from allfold_core.protocol.frames import FrameError
+from allfold_core.protocol.peer_link import (
     HEADER_SIZE,
     MAX_BODY,
     Chosen,
     Floor,
     GroupMessage,
+    GroupProgress,
     Hello,
     LinkMessage,
     LinkMessageType,
     LinkReader,
     Ping,
     Pong,
-    Progress,
 )
 
 U16 = st.integers(0, 2**16 - 1)
@@ -37,7 +37,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
     max_leaves=5,
 )
-PROGRESS = st.lists(st.builds(Progress, NAMES, U32, I64, I64, U64), max_size=4).map(tuple)
+PROGRESS = st.lists(st.builds(GroupProgress, NAMES, U32, I64, I64, U64), max_size=4).map(tuple)
 WAITED_FOR = st.lists(NAMES, max_size=3).map(tuple)
 FLOORS = st.lists(st.builds(Floor, NAMES, U32, I64, WAITED_FOR), max_size=4).map(tuple)
 MESSAGES: st.SearchStrategy[LinkMessage] = st.one_of(
@@ -53,7 +53,7 @@ MESSAGES: st.SearchStrategy[LinkMessage] = st.one_of(
         st.dictionaries(st.text(max_size=5), JSON, max_size=3),
     ),
 )
-PING = Ping(7, (Progress("train", 3, 11, 12, 99), Progress("größe", 4, -1, -1, 0)))
+PING = Ping(7, (GroupProgress("train", 3, 11, 12, 99), GroupProgress("größe", 4, -1, -1, 0)))
 
 
 def read(data: bytes | bytearray) -> list[LinkMessage]:

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allfold_core.codecs import Wire
-from allfold_core.dtypes import DType
+from allfold_core.dtypes import DType, Wire
 from allfold_core.errors import AllfoldError, InvalidArgument
 from allfold_core.operations import MAX_DIMENSIONS, Fingerprint, Kind
-from allfold_core.wire.frames import (
+from allfold_core.protocol.frames import (
     HEADER_SIZE,
     RANGE_SIZE,
     FrameError,
@@ -21,7 +20,7 @@ from allfold_core.wire.frames import (
     FrameType,
     SharedRange,
 )
-from allfold_core.wire.local_wire import (
+from allfold_core.protocol.rank_messages import (
     FIRST_PAIR,
     LONGEST_TIMEOUT,
     MAX_MESSAGE,

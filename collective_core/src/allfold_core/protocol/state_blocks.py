@@ -34,7 +34,7 @@ class TransferMessage(IntEnum):
     FAILED = 5  # agent: JSON error
 
 
-class Block(NamedTuple):
+class StateBlock(NamedTuple):
     """A block of a state, and its place in the window.
 
     Attributes:
@@ -51,7 +51,7 @@ class Block(NamedTuple):
         return _BLOCK.pack(TransferMessage.BLOCK, self.nbytes, self.start, self.slot)
 
     @classmethod
-    def unpack(cls, data: bytes) -> Block:
+    def unpack(cls, data: bytes) -> StateBlock:
         """The inverse of :meth:`pack`; ``ValueError`` for a message of another kind."""
         if len(data) != _BLOCK.size or data[0] != TransferMessage.BLOCK:
             raise ValueError(f"a block has {_BLOCK.size} bytes and type 3, got {data[:40]!r}")

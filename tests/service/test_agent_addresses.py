@@ -2,8 +2,8 @@
 
 import pytest
 
-from allfold_agent.http.addresses import parse_address
 from allfold_core.errors import InvalidArgument
+from allfold_service.addresses import parse_address
 
 
 @pytest.mark.parametrize(

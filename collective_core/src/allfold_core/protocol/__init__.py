@@ -1,0 +1,1 @@
+"""Frames between agents, and the messages between a rank and its agent."""

@@ -1,1 +1,0 @@
-"""The formats on sockets: frames between agents, messages between rank and agent."""
