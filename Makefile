@@ -107,19 +107,20 @@ test-python: $(if $(OTHER_PYTHON),.venv-other/.installed) ## run the tests of on
 	  -m "not long and not slow and not redis" $(PURE) tests/orchestrator tests/node_agent,\
 	  echo "No other Python is here: all tests ran on $(PYTHON) alone")
 
-lint: .venv/.installed-dev ## check style, format and the layers of the packages
+lint: .venv/.installed-dev ## check style, format, the layers of the packages and their sizes
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports --no-logo --cache-dir .ruff_cache/imports
+	@$(BIN)/python -m tools.sizes
 
-types: .venv/.installed-dev ## check the types of the packages, tests, examples, benchmarks and chaos
-	@$(BIN)/mypy $(SOURCES) tests examples benchmarks chaos
+types: .venv/.installed-dev ## check the types of the packages, tests, tools, examples, benchmarks and chaos
+	@$(BIN)/mypy $(SOURCES) tests tools examples benchmarks chaos
 
 docs: .venv/.installed-dev ## write again what is made from the code: tables of docs/, the dashboard
-	@$(BIN)/python -m tests.made_files
+	@$(BIN)/python -m tools.made_files
 
 docs-check: .venv/.installed-dev ## show where that is not what the code says
-	@$(BIN)/python -m tests.made_files --check
+	@$(BIN)/python -m tools.made_files --check
 
 site: .venv/.installed-dev ## build the documentation site of docs/ into site/
 	@$(MKDOCS) build --strict

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Self
 
-from allfold_cluster.processes import Child, HasFileno, stop_all, wait_for
+from allfold_cluster.processes import Child, Waitable, stop_all, wait_for
 from benchmarks.children import environment, python
 from benchmarks.control import Line, Message
 from benchmarks.errors import BenchmarkFailed
@@ -123,7 +123,7 @@ class Fleet:
         deadline = time.monotonic() + _START_SECONDS
         found: dict[int, tuple[Line, int]] = {}
         while len(found) < self._world:
-            watched: list[HasFileno] = [listener, *self._children]
+            watched: list[Waitable] = [listener, *self._children]
             if not wait_for(watched, max(0.0, deadline - time.monotonic())):
                 raise BenchmarkFailed(f"only {len(found)} of {self._world} ranks started")
             if ended := [child for child in self._children if child.ended]:

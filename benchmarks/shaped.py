@@ -10,8 +10,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 
 from allfold_cluster.network import Network
-from allfold_cluster.network.cluster import NetworkCluster
-from allfold_cluster.network.links import INTERFACE, address, connected
+from allfold_cluster.network.links import INTERFACE, NetworkCluster, address, connected
 from allfold_cluster.network.namespaces import Namespaces, entered
 from benchmarks.conductor import Budget, Conductor
 from benchmarks.errors import BenchmarkFailed

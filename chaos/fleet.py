@@ -16,7 +16,7 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
-from allfold_cluster import Agent, Cluster, RedisServer, free_address
+from allfold_cluster import AgentProcess, Cluster, RedisServer, free_address
 from allfold_cluster.environment import clean_environment
 from allfold_cluster.processes import Child, stop_all, wait_until
 from chaos import records
@@ -60,7 +60,7 @@ class ProxyProcess:
         self._channel.close()
         stop_all([self._child])
 
-    def listen(self, agent: Agent) -> None:
+    def listen(self, agent: AgentProcess) -> None:
         """Stand in front of both ports of an agent, which need not listen yet."""
         routes = [
             (f"{PROXY_HOST}:{address.rpartition(':')[2]}", address, framed)

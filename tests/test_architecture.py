@@ -1,4 +1,4 @@
-"""docs/architecture.md against the code."""
+"""The pages of the architecture against the code: words, messages, locks, who imports whom."""
 
 from __future__ import annotations
 
@@ -10,20 +10,36 @@ import pytest
 from allfold_core.wire.frames import FrameType
 from allfold_core.wire.local_wire import Message
 from allfold_core.wire.peer_link import LinkMessageType
-from tests.architecture_tables import BLOCKS, PAGE, ROOT, blocks
+from tools.pages import DOCS, ROOT
 
-TEXT = PAGE.read_text()
+ARCHITECTURE, PROTOCOL, THREADS = (
+    (DOCS / f"{name}.md").read_text() for name in ("architecture", "protocol", "threads")
+)
+PACKAGES = ("client_sdk", "collective_core", "node_agent", "orchestrator")
 SDK = ROOT / "client_sdk" / "src" / "allfold"
 
 
-def section(heading: str) -> str:
-    return TEXT.partition(f"\n{heading}\n")[2].partition("\n## ")[0]
+def section(text: str, heading: str) -> str:
+    return text.partition(f"\n{heading}\n")[2].partition("\n## ")[0]
 
 
-@pytest.mark.parametrize("name", list(BLOCKS))
-def test_a_table_of_the_page_is_what_the_code_has(name: str) -> None:
-    shown = dict(blocks(TEXT))
-    assert shown[name] == BLOCKS[name](), "run: python -m tests.architecture_tables"
+def glossary() -> list[list[str]]:
+    lines = section(ARCHITECTURE, "## Words").splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if "|" in line]
+    return rows[2:]
+
+
+@pytest.mark.parametrize("row", glossary(), ids=lambda row: row[0])
+def test_a_word_of_the_glossary_stands_for_what_the_files_define(row: list[str]) -> None:
+    _, _, names, files = row
+    sources = ""
+    for file in re.findall(r"`(.+?)`", files):
+        found = [path for name in PACKAGES if (path := ROOT / name / "src" / file).exists()]
+        assert found, f"{file} is in no package"
+        sources += found[0].read_text()
+    for name in re.findall(r"`\.?(\w+)`", names):
+        defined = rf"^\s*(?:(?:class|def|async def) |self\.)?{name}\b[\[(:=\s]"
+        assert re.search(defined, sources, re.M), f"{name} is not defined in {files}"
 
 
 @pytest.mark.parametrize("kinds", [FrameType, Message, LinkMessageType])
@@ -31,7 +47,7 @@ def test_the_page_lists_every_type_of_frame_and_of_message(
     kinds: type[FrameType] | type[Message] | type[LinkMessageType],
 ) -> None:
     listed = {
-        (name, int(code)) for code, name in re.findall(r"^\| (\d+) \| `(\w+)` \|", TEXT, re.M)
+        (name, int(code)) for code, name in re.findall(r"^\| (\d+) \| `(\w+)` \|", PROTOCOL, re.M)
     }
     assert {(kind.name, kind.value) for kind in kinds} <= listed
 
@@ -63,4 +79,7 @@ def test_the_page_lists_every_module_of_the_sdk_that_has_a_lock() -> None:
         for path in SDK.rglob("*.py")
         if made.search(path.read_text())
     }
-    assert set(re.findall(r"^\| `([\w/]+)` \|", section("## Locks of the SDK"), re.M)) == having
+    assert (
+        set(re.findall(r"^\| `([\w/]+)` \|", section(THREADS, "## Locks of the SDK"), re.M))
+        == having
+    )

@@ -10,30 +10,21 @@ from pathlib import Path
 import pytest
 
 import allfold
-from allfold import _ranks
-from allfold._rank_sources import READERS
-from allfold.cli._config.strays import OF_COMPOSE
+from allfold._process import ranks
+from allfold._process.rank_sources import READERS
+from allfold.cli._config.services import OF_COMPOSE
 from allfold.cli._doctor.findings import Diagnosis
-from allfold.cli._report import Report
-from allfold.cli._top.snapshot import Snapshot
+from allfold.cli._report import StatusReport
+from allfold.cli._top.snapshot import Look
 from allfold_agent import data_port
+from allfold_core.codecs import Wire
 from allfold_core.errors import error_classes
-from allfold_core.group_options import GroupOptions
 from allfold_core.incident import Cause
-from allfold_core.operations import Kind
-from allfold_core.plan import Plan
-from allfold_core.pricing.choose import choose
-from allfold_core.pricing.predict import closed_form
 from allfold_core.schedules import registry
-from allfold_core.schedules.compiler import compile_schedule
-from allfold_core.schedules.strategy import Description, Strategy
-from allfold_core.topology import LinkModel, Member
-from tests import cli_page, schedule_pictures, sdk_page, settings_page
-from tests.core.cases import bytes_sent
+from tools import schedule_pictures, sdk_page, settings_page
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-STRATEGIES = (ROOT / "docs" / "strategies.md").read_text()
 ERRORS = (ROOT / "docs" / "errors.md").read_text()
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 SOURCES = sorted(ROOT.glob("*/src/**/*.py"))
@@ -49,6 +40,15 @@ def test_every_cause_of_an_incident_is_on_the_page_of_the_diagnosis() -> None:
     page = (ROOT / "docs" / "diagnosis.md").read_text()
     listed = [row[0].strip("`") for row in rows(page) if row[0].startswith("`")]
     assert [cause for cause in Cause if cause.value not in listed] == []
+
+
+# --- docs/precision.md
+
+
+def test_every_wire_format_has_its_error_on_the_page_of_precision() -> None:
+    page = (ROOT / "docs" / "precision.md").read_text().partition("\n## Compression")[2]
+    listed = [row[0].strip('`"') for row in rows(page)]
+    assert [wire for wire in Wire if wire.label not in listed and wire is not Wire.NATIVE] == []
 
 
 # --- README.md
@@ -67,15 +67,6 @@ def rows(text: str) -> Iterator[list[str]]:
     """The cells of every line of a table, but for its head."""
     for line in re.findall(r"^\| ?`.*\|$", text, flags=re.MULTILINE):
         yield [cell.strip() for cell in line.strip("|").split("|")]
-
-
-def test_the_table_of_strategies_in_the_readme_is_that_of_the_registry() -> None:
-    lines = [
-        [written(strategy), about.steps, about.sent, about.auto_for]
-        for strategy, about in described()
-    ]
-    head = ["strategy", "steps", "bytes", "`auto` takes it for"]
-    assert checked("strategies", README) == table(head, lines)
 
 
 def test_the_calls_in_the_readme_have_the_names_of_the_code() -> None:
@@ -124,105 +115,6 @@ def test_a_section_says_what_happened_to_whom_and_what_to_do(code: str) -> None:
 def test_every_error_can_be_caught_as_the_page_says() -> None:
     for error in CLASSES.values():
         assert getattr(allfold, error.__name__) is error
-
-
-# --- docs/strategies.md
-
-
-def checked(name: str, page: str = "") -> str:
-    found = re.search(
-        rf"<!-- checked by tests/test_docs.py: {name} -->\n(.*?)<!-- end -->",
-        page or STRATEGIES,
-        flags=re.DOTALL,
-    )
-    assert found
-    return found[1]
-
-
-def table(head: list[str], lines: list[list[str]]) -> str:
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in [head, ["---"] * len(head), *lines])
-
-
-def described() -> Iterator[tuple[Strategy, Description]]:
-    return ((strategy, strategy.description) for strategy in registry.STRATEGIES.values())
-
-
-def written(strategy: Strategy) -> str:
-    """A strategy as the tables name it, with the symbol of its formula."""
-    parameter = strategy.parameter
-    return f"`{strategy.name}({parameter.symbol})`" if parameter else f"`{strategy.name}`"
-
-
-def test_the_tables_of_strategies_and_their_formulas_are_those_of_the_registry() -> None:
-    lines = [[written(strategy), about.summary] for strategy, about in described()]
-    assert checked("strategies") == table(["strategy", "what it does in an all-reduce"], lines)
-    lines = [[written(strategy), about.seconds] for strategy, about in described()]
-    assert checked("seconds") == table(["strategy", "seconds"], lines)
-
-
-def test_the_table_of_kinds_has_every_strategy_of_each() -> None:
-    lines = [
-        [kind.label, ", ".join(f"`{name}`" for name in registry.strategies_for(kind))]
-        for kind in Kind
-    ]
-    assert checked("kinds") == table(["collective", "strategies"], lines)
-
-
-def test_the_table_of_bytes_is_what_schedules_send() -> None:
-    counts = (2, 4, 6, 8, 16, 64)
-    names = [*registry.strategies_for(Kind.ALL_REDUCE), "tree(4)"]
-    lines = [
-        [f"`{name}`", *(f"{most_sent(name, nodes):.4g}" for nodes in counts)] for name in names
-    ]
-    assert checked("bytes") == table(["strategy", *(f"P = {nodes}" for nodes in counts)], lines)
-
-
-def most_sent(strategy: str, nodes: int) -> float:
-    numel = 64 * nodes
-    schedule = compile_schedule(Kind.ALL_REDUCE, strategy, nodes=nodes, numel=numel)
-    return max(bytes_sent(program, itemsize=1) for program in schedule.programs) / numel
-
-
-@pytest.mark.parametrize(
-    ("name", "links", "counts"),
-    [
-        ("auto", LinkModel(), (2, 4, 8, 16, 32, 64, 256)),
-        ("auto on one machine", LinkModel(shared_cores=2), (2, 4, 8, 16)),
-    ],
-)
-def test_the_tables_of_auto_are_what_it_chooses(
-    name: str, links: LinkModel, counts: tuple[int, ...]
-) -> None:
-    lines = [
-        [
-            str(nodes),
-            *(f"`{choose(Kind.ALL_REDUCE, plan(nodes, links), size)}`" for size in SIZES.values()),
-        ]
-        for nodes in counts
-    ]
-    assert checked(name) == table(["nodes", *SIZES], lines)
-
-
-def test_the_table_of_the_crossing_is_what_the_formulas_give() -> None:
-    lines = [[str(nodes), f"{crossing(nodes) >> 10} KiB"] for nodes in (3, 4, 8, 16, 64)]
-    assert checked("crossing") == table(["nodes", "ring is ahead from"], lines)
-
-
-def crossing(nodes: int) -> int:
-    """The smallest power of two of bytes for which a ring is predicted to be the faster one."""
-
-    def seconds(strategy: str, nbytes: int) -> float:
-        return closed_form(Kind.ALL_REDUCE, strategy, nodes, nbytes, LinkModel())
-
-    sizes = (1 << exponent for exponent in range(10, 30))
-    return next(size for size in sizes if seconds("ring", size) < seconds("centralized", size))
-
-
-def plan(nodes: int, links: LinkModel | None = None) -> Plan:
-    members = tuple(Member(f"node{index}", "", "", (index,)) for index in range(nodes))
-    order = tuple(range(nodes))
-    links = links or LinkModel()
-    return Plan("group", 1, nodes, members, order, links, GroupOptions(300.0))
 
 
 # --- docs/concepts.md
@@ -275,13 +167,14 @@ def test_the_page_of_containers_has_every_variable_that_compose_reads() -> None:
 
 
 def test_the_table_of_launchers_has_the_variables_from_which_ranks_are_read() -> None:
-    lines = checked("launchers", (ROOT / "docs" / "settings.md").read_text()).splitlines()[2:]
-    shown = [line.strip("|").split("|") for line in lines]
+    page = (ROOT / "docs" / "settings.md").read_text()
+    lines = page.partition("<!-- checked: launchers -->\n")[2].partition("<!-- end -->")[0]
+    shown = [line.strip("|").split("|") for line in lines.splitlines()[2:]]
     for source, names in [(each[0].strip(), each[1]) for each in shown]:
         variables = re.findall(r"`([A-Z_]+)`", names)
         env = {name: str(index) for index, name in enumerate(variables)} | {"SLURM_STEP_ID": "0"}
         if variables:
-            assert _ranks.resolve({**env, variables[1]: "4"}).source.startswith(source[:5]), source
+            assert ranks.resolve({**env, variables[1]: "4"}).source.startswith(source[:5]), source
     assert len(shown) == len(READERS) + 2
 
 
@@ -353,22 +246,16 @@ def test_every_target_that_the_pages_name_is_in_the_makefile() -> None:
 # --- docs/cli.md
 
 
-@pytest.mark.parametrize("command", list(cli_page.commands()))
-def test_the_page_of_commands_has_the_help_of_each(command: str) -> None:
-    shown = cli_page.blocks(cli_page.PAGE.read_text())
-    assert shown[command] == cli_page.help_of(command), "run: python -m tests.cli_page"
-
-
 JSON_OF_COMMANDS = {
-    "status": Report(orchestrator="").to_dict(),
-    "top": Snapshot(0.0, Report(orchestrator=""), [], []).to_dict(),
+    "status": StatusReport(orchestrator="").to_dict(),
+    "top": Look(0.0, StatusReport(orchestrator=""), [], []).to_dict(),
     "doctor": Diagnosis().to_dict(),
 }
 
 
 @pytest.mark.parametrize("command", list(JSON_OF_COMMANDS))
 def test_the_page_names_every_key_of_the_json_of_a_command(command: str) -> None:
-    page = cli_page.PAGE.read_text()
+    page = (ROOT / "docs" / "cli.md").read_text()
     section = page.partition(f"\n## allfold {command}\n")[2].partition("\n## ")[0]
     missing = [
         key

@@ -14,8 +14,7 @@ from typing import IO, Any, Self, cast
 
 from allfold_cluster import RedisServer
 from allfold_cluster.network import Network
-from allfold_cluster.network.cluster import NetworkCluster
-from allfold_cluster.network.links import INTERFACE, connected
+from allfold_cluster.network.links import INTERFACE, NetworkCluster, connected
 from allfold_cluster.network.namespaces import Namespaces, entered, tc
 from allfold_cluster.processes import Child, stop_all, wait_for
 from benchmarks.children import environment, python

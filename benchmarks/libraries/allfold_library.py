@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import allfold
-from allfold._options import Options
+from allfold._calls.options import Options
 from allfold.cli._bench.data import Bench
 from allfold.cli._bench.kinds import KINDS
 from benchmarks.devices import Device, Operation, Tensor

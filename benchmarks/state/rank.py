@@ -16,7 +16,7 @@ from time import perf_counter, process_time
 import numpy as np
 
 import allfold
-from allfold._state.transfer import Transfer
+from allfold._state.transfer import StateTransfer
 from allfold_core.wire.state_wire import BLOCK_BYTES, Block
 
 STEP = 7
@@ -104,16 +104,16 @@ def _measure(
 def _die_after(blocks: int) -> None:
     """Have this process killed in the middle of a pull."""
     served = 0
-    give_back = Transfer.give_back
+    give_back = StateTransfer.give_back
 
-    def count(self: Transfer, block: Block) -> None:
+    def count(self: StateTransfer, block: Block) -> None:
         nonlocal served
         served += block.nbytes == BLOCK_BYTES
         if served > blocks:
             os.kill(os.getpid(), signal.SIGKILL)
         give_back(self, block)
 
-    Transfer.give_back = count  # type: ignore[method-assign]
+    StateTransfer.give_back = count  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from allfold._options import Options
+from allfold._calls.options import Options
 from allfold.cli._bench.data import Bench
 from benchmarks.data import RandomShare
 from benchmarks.devices import Device, Operation, Tensor

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from allfold._options import Options
+from allfold._calls.options import Options
 from allfold.cli._bench.data import Bench
 from allfold.cli._bench.kinds import KINDS
 from benchmarks.data import RandomShare

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from tensor_parallel_llm import PROMPT, SHAPE, Model, Synchronise
 
-from allfold._options import Options
+from allfold._calls.options import Options
 from allfold.cli._bench.data import Bench
 from benchmarks.devices import Device, Operation
 from benchmarks.libraries import Library

@@ -50,7 +50,7 @@ class Replaced(str):
 
 
 def replace(names: Iterable[str], dist: Any) -> None:
-    """Have Allfold serve the groups of scripts that ask for other backends.
+    """Serve the groups of scripts that ask for other backends with Allfold.
 
     ``get_backend`` answers what the script has asked for, since scripts compare that. It does not
     where this torch lacks that backend, since torch then fails to tell its version.

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from allfold._options import Options
+from allfold._calls.options import Options
 from allfold.cli._bench.data import Bench
 from allfold.cli._bench.kinds import KINDS as COLLECTIVES
 from allfold_cluster.network import Network

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from allfold_cluster.ports import free_address
+from allfold_cluster.environment import free_address
 from chaos.diallers import diallers
 from chaos.proxy import Proxy
 

@@ -13,8 +13,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from allfold._arena import GRANULE, Block
-from allfold._cuda.gpu import Agent, Gpu
+from allfold._arena import GRANULE, ArenaBlock
+from allfold._cuda.gpu import AgentAccess, Gpu
 from allfold._cuda.memory import PinnedMemory
 from allfold_core.errors import GpuFailed, InvalidArgument
 from allfold_core.wire.local_wire import FENCE_WORD, Fence
@@ -47,7 +47,7 @@ class Listener:
         self.words: dict[int, mmap.mmap] = {}
         self.shared: list[tuple[int, int, str]] = []
         gpus = {uuid: f"GPU {uuid}" for uuid in uuids()} if sees else {}
-        self.agent = Agent(gpus, NO_GPU, count(), self.share, self.share_gpu)
+        self.agent = AgentAccess(gpus, NO_GPU, count(), self.share, self.share_gpu)
 
     def share(self, number: int, size: int, descriptor: int) -> None:
         assert os.fstat(descriptor).st_size == size
@@ -118,7 +118,7 @@ def opened() -> tuple[Gpu, Listener]:
     return kept["gpu"], kept["listener"]
 
 
-def use_for_copies(gpu: Gpu, nbytes: int) -> tuple[Block, PinnedMemory, Any]:
+def use_for_copies(gpu: Gpu, nbytes: int) -> tuple[ArenaBlock, PinnedMemory, Any]:
     """A block of the arena, and page-locked memory with an array of it."""
     memory = PinnedMemory(gpu.device, GRANULE)
     assert memory.bytes is not None

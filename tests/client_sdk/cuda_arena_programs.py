@@ -14,9 +14,9 @@ import numpy as np
 
 from allfold import _tensors
 from allfold._arena import GRANULE
-from allfold._calls.call import Call
+from allfold._calls.call import RankCall
 from allfold._cuda import device as device_module
-from allfold._cuda.device import Device, ordinal_of
+from allfold._cuda.device import CudaDevice, ordinal_of
 from allfold._cuda.gpu import CudaArray, Gpu, empty
 from allfold._cuda.memory import DeviceMemory, PinnedMemory
 from allfold._staging.cuda import CudaStaged
@@ -98,7 +98,7 @@ def staged_list(gpu: Gpu, nbytes: int) -> tuple[int, CudaStaged]:
         stream = int(check(driver.cuStreamCreate(1)))
     listed = [CudaArray(gpu, (nbytes,), np.uint8) for _ in range(2)]
     views = tuple(_tensors.view(OnStream(each, stream)) for each in listed)
-    staged = CudaStaged(gpu, Call(inputs=views, outputs=views, in_place=True), 1)
+    staged = CudaStaged(gpu, RankCall(inputs=views, outputs=views, in_place=True), 1)
     return listed[0].__cuda_array_interface__["data"][0], staged
 
 
@@ -337,7 +337,7 @@ def ordinal_in_a_thread(device: int) -> list[int]:
     gpu, _ = opened()
     address, _ = CudaArray(gpu, (10,), np.float32).__cuda_array_interface__["data"]
     found = [ordinal_of(address)]
-    with Device(1 - device).current():
+    with CudaDevice(1 - device).current():
         found.append(ordinal_of(address))
     with gpu.device.current():
         found.append(ordinal_of(address))

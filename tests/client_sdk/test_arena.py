@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allfold._arena import ALIGNMENT, FIRST_SEGMENT, GRANULE, Arena, Block, host_memory
+from allfold._arena import ALIGNMENT, FIRST_SEGMENT, GRANULE, Arena, ArenaBlock, host_memory
 
 
 class Shared(list[tuple[int, int]]):
@@ -101,7 +101,7 @@ def test_blocks_never_overlap_and_everything_freed_merges_again(
     steps: list[tuple[bool, int]], order: random.Random
 ) -> None:
     arena = Arena(host_memory(lambda *_: None))
-    held: list[Block] = []
+    held: list[ArenaBlock] = []
     for free, size in steps:
         if free and held:
             arena.free(held.pop(order.randrange(len(held))))

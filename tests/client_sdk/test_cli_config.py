@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from allfold.cli._config.services import strays
 from allfold.cli._config.setting import masked, unknown
-from allfold.cli._config.strays import strays
 from tests.support.processes.cli import called
 
 ROOT = Path(__file__).parents[2]

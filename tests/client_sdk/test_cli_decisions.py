@@ -4,8 +4,8 @@ import signal
 
 import pytest
 
-from allfold.cli._ending import TIMED_OUT, Ending
-from allfold.cli._output import LineCutter
+from allfold.cli._run.ending import TIMED_OUT, Ending
+from allfold.cli._run.rank_process import LineCutter
 
 # --- the ending
 

@@ -12,7 +12,7 @@ from threading import Thread
 
 import pytest
 
-from allfold.cli._doctor.findings import Finding, Level
+from allfold.cli._doctor.findings import CheckFinding, Level
 from allfold.cli._doctor.services import check_certificates
 from allfold_service.tls import TlsIdentity
 from tests.support.authorities import let_authority_end
@@ -62,7 +62,7 @@ def speaking(context: ssl.SSLContext) -> Iterator[str]:
             thread.join()
 
 
-def checked(url: str) -> Finding:
+def checked(url: str) -> CheckFinding:
     (finding,) = check_certificates([url])
     return finding
 

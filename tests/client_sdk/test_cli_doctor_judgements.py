@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from allfold.cli._clocks import Offset
-from allfold.cli._doctor.findings import Diagnosis, Finding, Level
+from allfold.cli._asking import Offset
+from allfold.cli._doctor.findings import CheckFinding, Diagnosis, Level
 from allfold.cli._doctor.machine import judge_machine
 from allfold.cli._doctor.nodes import judge_addresses, judge_clocks, judge_nodes, leading_astray
-from allfold.cli._doctor.pairs import Outcome, Place, check_pairs, judge_pairs, rounds
+from allfold.cli._doctor.pairs import NodePlace, PairCheck, check_pairs, judge_pairs, rounds
 
 GIB = 1 << 30
 MACHINE = {
@@ -37,7 +37,7 @@ def node(name: str, host: str = "10.0.0.1", **more: Any) -> dict[str, Any]:
     } | more  # fmt: skip
 
 
-def bad(findings: list[Finding]) -> dict[str, str]:
+def bad(findings: list[CheckFinding]) -> dict[str, str]:
     """Check: text of the findings that are not fine."""
     return {each.check: each.found for each in findings if each.level != Level.OK}
 
@@ -150,14 +150,14 @@ def test_what_a_round_trip_leaves_open_is_not_taken_for_an_offset() -> None:
 # --- ports and links
 
 
-def place(name: str) -> Place:
-    return Place(name, f"http://{name}:7411", f"{name}:7412", f"http://{name}:7411")
+def place(name: str) -> NodePlace:
+    return NodePlace(name, f"http://{name}:7411", f"{name}:7412", f"http://{name}:7411")
 
 
-def outcome(source: str, target: str, bandwidth: float = 1e9, **more: Any) -> Outcome:
+def outcome(source: str, target: str, bandwidth: float = 1e9, **more: Any) -> PairCheck:
     data = {"ok": True, "latency": 50e-6, "bandwidth": bandwidth, "path": "network"}
     answer = {"control": {"ok": True, "seconds": 0.001}, "data": data} | more
-    return Outcome(place(source), place(target), answer)
+    return PairCheck(place(source), place(target), answer)
 
 
 SILENT = {"ok": False, "kind": "silent", "problem": "timed out"}
@@ -193,7 +193,7 @@ def test_a_port_that_some_reach_names_those_that_do_not() -> None:
 
 
 def test_a_node_that_could_not_be_asked_is_not_taken_for_a_good_one() -> None:
-    missing = Outcome(place("b"), place("a"), "the agent of node b was not reached")
+    missing = PairCheck(place("b"), place("a"), "the agent of node b was not reached")
     findings = list(judge_pairs([missing]))
     assert [(each.level, each.where) for each in findings] == [(Level.SKIPPED, "b -> a")]
 

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from allfold_cluster.network import Network, why_not
-from allfold_cluster.network.cluster import NetworkCluster
-from allfold_cluster.network.links import INTERFACE, connected
+from allfold_cluster.network.links import INTERFACE, NetworkCluster, connected
 from allfold_cluster.network.namespaces import Namespaces, entered, ip, tc
 from tests.support.require import required
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from dataclasses import replace
 
-from allfold.cli._failures import Failure, Failures
+from allfold.cli._run.failures import Failure, Failures
 
 ERROR = Failure(
     rank=1,

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from allfold.cli._report import incident_lines
-from allfold.cli._units import age
+from allfold.cli._showing import age
 from allfold_core.incident import Cause, Effect, Incident, merged, rank_culprit
 from tests.client_sdk.http_service import NO_NODES, service
 from tests.support.processes.cli import Commands, commands

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from allfold_cluster import Cluster
-from allfold_cluster.ports import free_address
+from allfold_cluster.environment import free_address
 from tests.support.processes.cli import Commands, commands
 
 ADMIN = "admin"

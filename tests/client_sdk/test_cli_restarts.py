@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from allfold.cli import _run_questions
-from allfold.cli._restarts import SOON_SECONDS, Restarts
-from allfold.cli._run_questions import Latecomers
+from allfold.cli._run import questions
+from allfold.cli._run.ending import SOON_SECONDS, Restarts
+from allfold.cli._run.questions import Latecomers
 from allfold_cluster.http import NoAnswer
 from allfold_core.errors import LocalError
 from tests.support.processes.cli import Commands, commands
@@ -75,7 +75,7 @@ def test_ranks_wait_in_vain_if_all_wait_for_one_that_has_ended_well(
         "present": [{"rank": rank, "node": "a"} for rank in present],
         "missing": list(missing),
     }
-    monkeypatch.setattr(_run_questions, "get_json", lambda *_, **__: view)
+    monkeypatch.setattr(questions, "get_json", lambda *_, **__: view)
     assert Latecomers("train", {}).awaited({1, 2}, {0}) == awaited
 
 
@@ -86,7 +86,7 @@ def test_ranks_are_left_alone_where_no_orchestrator_tells_what_they_wait_for(
         raise errors.pop()
 
     errors = [NoAnswer("nothing listens there"), LocalError("there is no group train")]
-    monkeypatch.setattr(_run_questions, "get_json", answer)
+    monkeypatch.setattr(questions, "get_json", answer)
     latecomers = Latecomers("train", {})
     assert latecomers.awaited({1}, {0}) == []
     assert latecomers.awaited({1}, {0}) == []

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from allfold.cli._run_questions import is_of_run
+from allfold.cli._run.questions import is_of_run
 from tests.support.processes.cli import Commands, commands
 
 LATE = """

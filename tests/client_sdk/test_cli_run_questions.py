@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from allfold.cli._run_questions import IncidentWatch
+from allfold.cli._run.questions import IncidentWatch
 from allfold_cluster.processes import wait_for
 from allfold_core.incident import Cause, Effect, Incident, rank_culprit
 from tests.client_sdk.http_service import service

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from allfold.cli._clocks import OUR_CLOCK, Offset, Reading, estimate, with_shared_clocks
+from allfold.cli._asking import OUR_CLOCK, ClockSample, Offset, estimate, with_shared_clocks
 from allfold.cli._main import cli
 from allfold.cli._trace.asking import SeenOp
 from allfold.cli._trace.merging import newest_ops
@@ -260,7 +260,11 @@ def test_the_trace_is_written_to_a_file_that_is_named(tmp_path: Path) -> None:
 
 
 def test_the_shortest_round_trip_counts() -> None:
-    readings = [Reading(0.0, 105.0, 10.0), Reading(20.0, 121.0, 20.5), Reading(30.0, 160.0, 39.0)]
+    readings = [
+        ClockSample(0.0, 105.0, 10.0),
+        ClockSample(20.0, 121.0, 20.5),
+        ClockSample(30.0, 160.0, 39.0),
+    ]
     assert estimate(readings) == Offset(100.75, 0.25)
 
 

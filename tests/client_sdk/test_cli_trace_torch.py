@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from allfold.cli._clocks import OUR_CLOCK
-from allfold.cli._trace.asking import Flight
+from allfold.cli._asking import OUR_CLOCK
+from allfold.cli._trace.asking import NodeFlight
 from allfold.cli._trace.torch_dump import GroupDump, group_dumps, profiling_name, sizes_of, write
 from tests.client_sdk.test_cli_trace import NOWHERE, run
 from tests.support.fakes.flights import agent, group, op, served
@@ -18,9 +18,9 @@ Json = dict[str, Any]
 ANSWERED = 1000.0
 
 
-def flight(node: str, ops: list[Json], ranks: list[int], **of_group: Any) -> Flight:
+def flight(node: str, ops: list[Json], ranks: list[int], **of_group: Any) -> NodeFlight:
     groups = [group(ops, ranks, **of_group)]
-    return Flight(f"http://{node}", node, ANSWERED, OUR_CLOCK, 0.0, groups)
+    return NodeFlight(f"http://{node}", node, ANSWERED, OUR_CLOCK, 0.0, groups)
 
 
 def ended(seq: int, *ranks: int, **other: Any) -> Any:
@@ -28,7 +28,7 @@ def ended(seq: int, *ranks: int, **other: Any) -> Any:
     return op(seq, ANSWERED - 60.0 + seq, dict.fromkeys(ranks, 0.0), **other)
 
 
-def dump_of(*flights: Flight) -> GroupDump:
+def dump_of(*flights: NodeFlight) -> GroupDump:
     (dump,) = group_dumps(flights, our_wall=0.0)
     return dump
 
@@ -102,7 +102,7 @@ def test_ranks_have_their_numbers_in_the_newest_epoch_with_ops() -> None:
 def test_of_a_name_the_newest_opening_with_ops_counts() -> None:
     old, new = group([ended(0, 0)], [0]), group([ended(5, 0)], [0], opening=2)
     empty = group([], [0], opening=3)
-    both = Flight("http://a", "a", ANSWERED, OUR_CLOCK, 0.0, [old, empty, new])
+    both = NodeFlight("http://a", "a", ANSWERED, OUR_CLOCK, 0.0, [old, empty, new])
     assert seqs(dump_of(both), 0) == [5]
 
 

@@ -6,8 +6,7 @@ import sysconfig
 
 import pytest
 
-from allfold.cli._folding import Folding
-from allfold.cli._tracebacks import Traceback, TracebackReader
+from allfold.cli._run.tracebacks import Folding, Traceback, TracebackReader
 
 HEAD = "Traceback (most recent call last):"
 LOST = "allfold_core.errors.PeerLost: [AF301 PeerLost] rank 1 is gone"

@@ -12,7 +12,7 @@ from typing import Protocol, Unpack
 import pytest
 
 from allfold._arena import GRANULE
-from allfold._gpu_path import VARIABLE
+from allfold._process.settings import VARIABLE
 from tests.client_sdk import cuda_arena_programs
 from tests.client_sdk.cuda_arena_gpu import FIRST, NO_GPU, open_gpu
 from tests.client_sdk.cuda_arena_programs import (

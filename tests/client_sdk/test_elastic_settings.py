@@ -7,11 +7,11 @@ from typing import cast
 import pytest
 
 from allfold._calls.call import EpochView
-from allfold._connection import Connection
 from allfold._epochs import Epochs
 from allfold._lane.lanes import Lanes
-from allfold._ranks import resolve_elastic
-from allfold._settings import GroupSettings
+from allfold._process.ranks import resolve_elastic
+from allfold._process.settings import GroupSettings
+from allfold._session.connection import AgentConnection
 from allfold_core.errors import InvalidArgument
 
 
@@ -52,7 +52,7 @@ def test_fewer_ranks_than_min_world_may_ask_to_join_a_group_that_runs() -> None:
 
 
 def test_a_rank_stops_once_at_an_edge_of_which_it_has_heard() -> None:
-    epochs = Epochs(EpochView("g", 0, 2, 0, 1), Lanes(cast(Connection, None), 0))
+    epochs = Epochs(EpochView("g", 0, 2, 0, 1), Lanes(cast(AgentConnection, None), 0))
     assert epochs.edge == 0
     epochs.announce_edge(1)
     assert epochs.edge == 1

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from allfold._calls import movement, reductions
-from allfold._calls.call import Seat
+from allfold._calls.call import CallerSeat
 from allfold_core.errors import InvalidArgument
 from allfold_core.operations import Fingerprint
 
-SEAT = Seat("g", 0, 2)
+SEAT = CallerSeat("g", 0, 2)
 FIELDS = np.dtype([("a", np.int32), ("b", np.float32)])
 LONG = np.dtype([(f"a_field_with_a_long_name_{number}", np.int32) for number in range(4)])
 LONGER = np.dtype([(f"a_field_with_a_long_name_{number}", np.float32) for number in range(4)])

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from allfold._arena import Arena, HostMemory, host_memory
-from allfold._fork_memory import LARGEST_SNAPSHOT
+from allfold._process.fork_memory import LARGEST_SNAPSHOT
 
 PAGE = 4096
 BOTH = pytest.mark.parametrize("nbytes", [PAGE, LARGEST_SNAPSHOT + PAGE], ids=["small", "large"])

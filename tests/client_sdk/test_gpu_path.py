@@ -9,7 +9,7 @@ import pytest
 
 import allfold
 from allfold._cuda.gpu import ordinal_of_device
-from allfold._gpu_path import VARIABLE, Path, choose, wanted
+from allfold._process.settings import VARIABLE, Path, choose, wanted
 from allfold_core.errors import InvalidArgument
 
 UUID, OTHER = "fa4e" + "0" * 28, "beef" + "0" * 28

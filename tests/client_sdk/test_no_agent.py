@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 import allfold as sdk
-from allfold._agent_socket import await_agent
+from allfold._session.agent_socket import await_agent
 from allfold_core.errors import AgentUnreachable
 from tests.support.processes.cli import Commands, commands
 from tests.support.waiting import wait_until

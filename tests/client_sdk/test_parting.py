@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from allfold._draining import Parting, at_exit, by_call
+from allfold._process.draining import Parting, at_exit, by_call
 
 
 def test_a_rank_that_calls_shutdown_has_left_the_group() -> None:

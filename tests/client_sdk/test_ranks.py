@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from allfold._ranks import RankInfo, resolve
+from allfold._process.ranks import RankInfo, resolve
 from allfold_core.errors import InvalidArgument, RankSourcesContradict
 
 TORCHRUN = {

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import allfold
-from allfold._settings import socket_path
+from allfold._process.settings import socket_path
 from allfold_agent.settings import AgentSettings
 from allfold_core.errors import (
     AgentLost,
@@ -119,7 +119,7 @@ def test_one_wait_takes_in_all_the_answers_that_are_there(agent: FakeAgent) -> N
     works[0].wait()
     assert agent.connected is not None
     agent.connected.close()  # what has not been taken in by now is not known for long
-    assert not group.membership.session.connection._pending
+    assert not group.membership.session.connection.requests.open
     for work in works:
         work.wait()
 

@@ -286,7 +286,7 @@ def _post_as_agent(made: Ranks, seq: int, result: np.ndarray[Any, Any]) -> None:
     start = layout.input_offset(layout.agent, slot)
     page.memory[start : start + result.nbytes] = result.tobytes()
     print_ = Fingerprint(Kind.ALL_REDUCE, ReduceOp.SUM, DType.FLOAT32, result.shape, -1, AUTO)
-    recipe = made.lane(0).recipe(print_.pack())
+    recipe = made.lane(0).recipes.of(print_.pack())
     word = layout.post_word(layout.agent, slot)
     page.words[word + 1] = recipe.digest
     page.words[word] = seq + 1

@@ -11,10 +11,10 @@ import torch
 
 from allfold import _tensors
 from allfold._arena import Arena, host_memory
-from allfold._calls.call import Call
+from allfold._calls.call import RankCall
 from allfold._cuda import device
-from allfold._cuda.device import CudaUnavailable
-from allfold._gpu_path import Path
+from allfold._cuda.device import NoCuda
+from allfold._process.settings import Path
 from allfold._staging.choice import stage
 from allfold._tensors import TensorView
 from allfold_core.errors import InvalidArgument
@@ -53,7 +53,7 @@ def on_gpu(numel: int) -> TensorView:
 def test_a_result_without_an_input_comes_after_what_the_callers_stream_was_given(
     session: Any, waits: list[int]
 ) -> None:
-    call = Call(inputs=(on_gpu(0),), outputs=(on_gpu(5),))
+    call = RankCall(inputs=(on_gpu(0),), outputs=(on_gpu(5),))
     staged = stage(session, call, 1)
     assert waits == [GPU]
     staged.free()
@@ -61,13 +61,13 @@ def test_a_result_without_an_input_comes_after_what_the_callers_stream_was_given
 
 def test_to_copy_an_input_is_to_wait_for_it(session: Any, waits: list[int]) -> None:
     view = on_gpu(5)
-    staged = stage(session, Call(inputs=(view,), outputs=(view,), in_place=True), 1)
+    staged = stage(session, RankCall(inputs=(view,), outputs=(view,), in_place=True), 1)
     assert waits == []
     staged.free()
 
 
 def test_a_tensor_of_the_host_waits_for_no_gpu(session: Any, waits: list[int]) -> None:
-    staged = stage(session, Call(outputs=(_tensors.view(torch.ones(5)),), in_place=True), 1)
+    staged = stage(session, RankCall(outputs=(_tensors.view(torch.ones(5)),), in_place=True), 1)
     assert waits == []
     staged.free()
 
@@ -76,7 +76,7 @@ def test_an_array_on_a_gpu_that_cannot_be_reached_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def ordinal_of(address: int) -> int:
-        raise CudaUnavailable("there is no driver")
+        raise NoCuda("there is no driver")
 
     about = {"version": 3, "shape": (3,), "typestr": "<f4", "data": (4096, False)}
     monkeypatch.setattr(device, "ordinal_of", ordinal_of)

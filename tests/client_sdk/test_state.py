@@ -13,7 +13,7 @@ import pytest
 import allfold
 from allfold._state import image as image_module
 from allfold._state.image import Image
-from allfold._state.transfer import Landing
+from allfold._state.transfer import StateLanding
 from allfold._state.tree import Flattened, unflatten
 from allfold_core.errors import InvalidArgument, PeerSentIncoherentTensor
 from allfold_core.wire.state_wire import BLOCK_BYTES, Block, spans
@@ -22,7 +22,7 @@ from allfold_core.wire.state_wire import BLOCK_BYTES, Block, spans
 def give(source: allfold.State, target: allfold.State) -> None:
     """Let one state get the stream of another, block by block and the large tensors backwards."""
     image = source._image()
-    landing = Landing(image.head, image.total, target._places)
+    landing = StateLanding(image.head, image.total, target._places)
     rest = list(spans(image.head, image.total))
     for start, stop in [*spans(0, image.head), *reversed(rest)]:
         block = np.empty(stop - start, np.uint8)
@@ -100,7 +100,7 @@ def test_the_stream_has_small_tensors_as_they_were_and_large_ones_as_they_are() 
     image = allfold.State(small=small, large=large)._image()
     small[:] = large[:] = 1
     target = allfold.State(small=np.full(4, 9.0), large=np.full(1 << 20, 9.0))
-    landing = Landing(image.head, image.total, target._places)
+    landing = StateLanding(image.head, image.total, target._places)
     for start, stop in (*spans(0, image.head), *spans(image.head, image.total)):
         block = np.empty(stop - start, np.uint8)
         image.read(start, block)
@@ -302,7 +302,7 @@ def head_of(text: bytes) -> bytes:
 )  # fmt: skip
 def test_a_head_that_makes_no_sense_is_refused(head: bytes) -> None:
     target = allfold.State()
-    landing = Landing(len(head), len(head), target._places)
+    landing = StateLanding(len(head), len(head), target._places)
     with pytest.raises(PeerSentIncoherentTensor):
         landing.put(0, np.frombuffer(head, np.uint8))
         target._take(landing)

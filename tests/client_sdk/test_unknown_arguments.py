@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import allfold
 from allfold._registry import registry
 from allfold_core.errors import InvalidArgument
+from allfold_core.group_options import BY_ARGUMENT
 from tests.support.fakes.fake_agent import FakeAgent
 
 CALLS: dict[str, Callable[..., Any]] = {
@@ -136,6 +138,10 @@ def test_functions_without_shared_options_suggest_their_arguments_too(
         call()
     assert isinstance(caught.value, InvalidArgument)
     assert caught.value.message == said
+
+
+def test_init_takes_every_option_of_a_group() -> None:
+    assert {*BY_ARGUMENT} <= {*signature(allfold.init).parameters}
 
 
 @pytest.mark.usefixtures("agent")

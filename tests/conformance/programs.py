@@ -172,7 +172,7 @@ def stream(group: allfold.Group, numel: int, seconds: float, strategy: str = "au
 
 def bookkeeping(group: allfold.Group) -> dict[str, int]:
     """Count the entries that this process still keeps of ops that are over."""
-    pending = group.membership.session.connection._pending
+    pending = group.membership.session.connection.requests.open
     return {"in_flight": len(group._channel.in_flight()), "pending": len(pending)}
 
 

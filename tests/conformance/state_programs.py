@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import allfold
-from allfold._state.transfer import Transfer
+from allfold._state.transfer import StateTransfer
 from tests.support.waiting import wait_until
 
 
@@ -82,17 +82,17 @@ def join_while_others_go_on(group: allfold.Group, nbytes: int) -> list[Any]:
 
 def _meet_without_waiting(group: allfold.Group, state: allfold.State) -> None:
     goes_on = Event()
-    give_back = Transfer.give_back
+    give_back = StateTransfer.give_back
 
-    def wait(self: Transfer, block: Any) -> None:
+    def wait(self: StateTransfer, block: Any) -> None:
         assert goes_on.wait(20.0), "it waits for the newcomer, who needs this block"
         give_back(self, block)
 
-    Transfer.give_back = wait  # type: ignore[method-assign]
+    StateTransfer.give_back = wait  # type: ignore[method-assign]
     try:
         state.meet_newcomers(group)
     finally:
-        Transfer.give_back = give_back  # type: ignore[method-assign]
+        StateTransfer.give_back = give_back  # type: ignore[method-assign]
     goes_on.set()
 
 
@@ -106,9 +106,9 @@ def nobody_has_a_whole_state(group: allfold.Group) -> None:
 def die_while_serving(group: allfold.Group, blocks: int, folder: str) -> None:
     """Sync as a holder, and be killed after so many blocks were asked of this rank."""
     served = 0
-    give_back = Transfer.give_back
+    give_back = StateTransfer.give_back
 
-    def count(self: Transfer, block: Any) -> None:
+    def count(self: StateTransfer, block: Any) -> None:
         nonlocal served
         if served == blocks:
             (Path(folder) / "killed").touch()
@@ -116,25 +116,25 @@ def die_while_serving(group: allfold.Group, blocks: int, folder: str) -> None:
         served += 1
         give_back(self, block)
 
-    Transfer.give_back = count  # type: ignore[method-assign]
+    StateTransfer.give_back = count  # type: ignore[method-assign]
     group.barrier()
     STATES[group.name].sync(group)
 
 
 def serve_after_the_other(group: allfold.Group, nbytes: int, folder: str) -> dict[str, Any]:
     """Sync as a holder that serves no tensor before another was killed while it served one."""
-    give_back = Transfer.give_back
+    give_back = StateTransfer.give_back
 
-    def wait(self: Transfer, block: Any) -> None:
+    def wait(self: StateTransfer, block: Any) -> None:
         if block.start:  # it may well be asked for the head first, which comes from one holder
             wait_until((Path(folder) / "killed").exists, "the other holder was killed")
         give_back(self, block)
 
-    Transfer.give_back = wait  # type: ignore[method-assign]
+    StateTransfer.give_back = wait  # type: ignore[method-assign]
     try:
         return come_late(group, late=[], nbytes=nbytes)
     finally:
-        Transfer.give_back = give_back  # type: ignore[method-assign]
+        StateTransfer.give_back = give_back  # type: ignore[method-assign]
 
 
 def sync_with_a_missing_value(group: allfold.Group) -> None:
@@ -151,9 +151,9 @@ def sync_with_another_shape(group: allfold.Group) -> None:
 def kill_while_serving(group: allfold.Group, pid: int, folder: str) -> None:
     """Sync as a holder, and kill the node's agent with the second block."""
     served = 0
-    give_back = Transfer.give_back
+    give_back = StateTransfer.give_back
 
-    def count(self: Transfer, block: Any) -> None:
+    def count(self: StateTransfer, block: Any) -> None:
         nonlocal served
         served += 1
         if served == 2:
@@ -161,9 +161,9 @@ def kill_while_serving(group: allfold.Group, pid: int, folder: str) -> None:
             os.kill(pid, signal.SIGKILL)
         give_back(self, block)
 
-    Transfer.give_back = count  # type: ignore[method-assign]
+    StateTransfer.give_back = count  # type: ignore[method-assign]
     group.barrier()
     try:
         STATES[group.name].sync(group)
     finally:
-        Transfer.give_back = give_back  # type: ignore[method-assign]
+        StateTransfer.give_back = give_back  # type: ignore[method-assign]

@@ -22,7 +22,7 @@ def shared_job(pool: RankPool) -> Iterator[Job]:
 
 
 @pytest.mark.parametrize(
-    ("size", "module"), [("short", "short_lane.py"), ("long", "_connection.py")]
+    ("size", "module"), [("short", "short_lane.py"), ("long", "/connection.py")]
 )
 def test_a_call_that_is_interrupted_counts_or_does_not_and_the_next_ones_are_right(
     job: Job, tmp_path: Path, size: str, module: str

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 import yaml  # type: ignore[import-untyped]
 
-from tests import kubernetes_manifests
-from tests.support import kubernetes
 from tests.support.require import requires
+from tools import kubernetes, kubernetes_manifests
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "kubernetes"

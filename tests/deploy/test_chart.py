@@ -13,11 +13,9 @@ from urllib.parse import urlsplit
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from tests import kubernetes_manifests
 from tests.deploy.manifests import (
     CHART,
     FOLDER,
-    PAGE,
     ROOT,
     Object,
     built,
@@ -28,9 +26,9 @@ from tests.deploy.manifests import (
     services,
 )
 from tests.deploy.variants import EXTERNAL, SAME, VARIANTS
-from tests.kubernetes_manifests import MONITORING
-from tests.support import kubernetes
 from tests.support.require import requires
+from tools import kubernetes
+from tools.kubernetes_manifests import MONITORING
 
 # Lists that Kubernetes reads as maps, whose order means nothing; that of variables in values is
 # test_settings' business.
@@ -147,10 +145,6 @@ def test_what_the_chart_sets_cannot_be_set_beside_it(name: str, key: str) -> Non
     assert given <= set(refused)
     # The token comes from a file alone.
     assert set(refused) - given <= {"ALLFOLD_TOKEN"}
-
-
-def test_the_table_of_values_is_on_the_page() -> None:
-    assert kubernetes_manifests.table() in PAGE
 
 
 # --- texts that YAML would take for something else

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from allfold_cluster.ports import free_port
+from allfold_cluster.environment import free_port
 from allfold_cluster.processes import Child, stop_all, wait_for
 from tests.deploy.manifests import EXAMPLES, Container, jobs, of_kind, read
 from tests.support.processes.fixtures import services_with

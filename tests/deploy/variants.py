@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.kubernetes_manifests import BASE, CERT_MANAGER, MONITORING
+from tools.kubernetes_manifests import BASE, CERT_MANAGER, MONITORING
 
 GPU = (*BASE, "gpu.enabled=true")
 TLS = (*BASE, "tls.enabled=true")

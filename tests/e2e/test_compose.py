@@ -12,7 +12,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from allfold import __version__
-from allfold_cluster.ports import free_address
+from allfold_cluster.environment import free_address
 from tests.support.processes import docker
 from tests.support.processes.compose import (
     LONG_RUNNING,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from allfold_cluster import Cluster
-from tests import rest_page
+from tools import rest_page
 
 pytestmark = pytest.mark.slow
 

@@ -13,11 +13,11 @@ from typing import Any, Self
 
 import yaml  # type: ignore[import-untyped]
 
-from allfold_cluster.ports import free_port
+from allfold_cluster.environment import free_port
 from allfold_cluster.processes import Child, stop_all
-from tests.metrics_page import ALERTS
 from tests.support.processes.services import Services
 from tests.support.waiting import wait_until
+from tools.metrics_page import ALERTS
 
 CONFIGURATION = ALERTS.with_name("prometheus.yml")
 ALERT_SECONDS = 60.0

@@ -11,13 +11,15 @@ import pytest
 
 from allfold_core.incident import Cause
 from allfold_service.metrics import MetricType
-from tests import grafana_dashboard, made_files
-from tests.metrics_page import ALERTS, METRICS, PAGE, alerts
 from tests.support.require import requires
+from tools import grafana_dashboard, made_files
+from tools.metrics_page import ALERTS, METRICS, alerts
+from tools.pages import DOCS, renewed
 
 SERIES = {name for metric in METRICS for name in metric.series}
 LABELS = {name: metric.labels for metric in METRICS for name in metric.series}
 DASHBOARD = grafana_dashboard.dashboard()
+PAGE = DOCS / "metrics.md"
 UNITS = ("_seconds", "_bytes", "_total", "_info")
 COUNTED = (
     "_up", "_registered", "_ready", "_draining", "_ranks", "_groups", "_epoch", "_in_flight",
@@ -100,14 +102,21 @@ def test_made_files_are_what_the_code_says() -> None:
 
 
 def test_a_difference_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("one\ntwo\n")
+    page, file = tmp_path / "page.md", tmp_path / "file"
+    page.write_text("one\n<!-- made by make docs: it -->\ntwo\n<!-- end -->\n")
     monkeypatch.setattr(made_files, "ROOT", tmp_path)
-    monkeypatch.setattr(made_files, "MADE", {page: lambda text: text.replace("two", "three")})
-    assert {"-two\n", "+three\n"} <= set(made_files.differences())
+    monkeypatch.setattr(made_files, "PAGES", {page: {"it": lambda: "three\n"}})
+    monkeypatch.setattr(made_files, "FILES", {file: lambda: "four\n"})
+    assert {"-two\n", "+three\n", "+four\n"} <= set(made_files.differences())
     made_files.write()
-    assert page.read_text() == "one\nthree\n"
+    assert page.read_text() == "one\n<!-- made by make docs: it -->\nthree\n<!-- end -->\n"
+    assert file.read_text() == "four\n"
     assert list(made_files.differences()) == []
+
+
+def test_a_block_without_its_place_on_the_page_is_named() -> None:
+    with pytest.raises(ValueError, match=r"^a\.md and the table of its blocks .* differ in it: "):
+        renewed("a.md", "a page without marks", {"it": lambda: ""})
 
 
 def promtool(*arguments: str | Path) -> None:

@@ -18,15 +18,15 @@ import pytest
 from allfold_cluster.http import post
 from allfold_cluster.redis_server import RedisServer
 from allfold_service.metrics import MetricType
-from tests import grafana_dashboard
-from tests.grafana_dashboard import Panel
 from tests.metrics import programs
 from tests.metrics.prometheus import Prometheus
-from tests.metrics_page import METRICS
 from tests.support.processes.ranks import RankPool, results
 from tests.support.processes.services import Services
 from tests.support.require import requires
 from tests.support.waiting import wait_until
+from tools import grafana_dashboard
+from tools.grafana_dashboard import Panel
+from tools.metrics_page import METRICS
 
 # Without a fault, or more nodes than there are, there is nothing to be shown.
 QUIET = {

@@ -16,7 +16,7 @@ from allfold_agent.agent import Agent
 from allfold_agent.http.client import upgrade
 from allfold_agent.membership.link_dialling import LinkRequest
 from allfold_agent.settings import AgentSettings
-from allfold_cluster.ports import free_address
+from allfold_cluster.environment import free_address
 from allfold_core.errors import AgentLost, NodeDraining
 from allfold_core.wire.peer_link import LINK_PROTOCOL, Hello, LinkMessage, LinkReader
 from allfold_service.addresses import bind

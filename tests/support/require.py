@@ -78,7 +78,7 @@ def _nvrtc() -> str | None:
 
 
 def _kubernetes_tools() -> str | None:
-    from tests.support import kubernetes
+    from tools import kubernetes
 
     return kubernetes.missing()
 

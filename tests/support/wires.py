@@ -21,9 +21,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from allfold_core.codecs import Wire
+
 Floats = npt.NDArray[np.float64]
 
-LOSSY = ("float32", "bfloat16", "float16", "int8")
+LOSSY = tuple(wire.label for wire in Wire if wire is not Wire.NATIVE)
 # Unit roundoffs, and the error of what is too small to be normal.
 _ROUNDOFF = {
     "float32": (2**-24, 2**-150),

@@ -129,7 +129,7 @@ def test_memory_on_a_gpu_stays_where_torch_takes_none_but_its_own(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "cudaMallocAsync")
     adopt(group, on_gpu)
-    assert arena.is_empty
+    assert arena.locate(on_gpu.data_ptr(), on_gpu.nbytes) is None
     assert on_gpu.notes == []
 
 

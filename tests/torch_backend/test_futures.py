@@ -12,7 +12,7 @@ import torch
 
 import allfold
 from allfold import _work
-from allfold.torch._progress import Progress
+from allfold.torch._progress import FutureProgress
 from allfold.torch._work import Work
 from allfold.torch.hook import HookState
 from allfold_core.errors import AllfoldError
@@ -42,8 +42,8 @@ def group(agent: FakeAgent) -> Iterator[allfold.Group]:
 
 
 @pytest.fixture(params=[True, False], ids=["ordered", "unordered"])
-def progress(request: pytest.FixtureRequest) -> Iterator[Progress]:
-    progress = Progress("progress", ordered=request.param)
+def progress(request: pytest.FixtureRequest) -> Iterator[FutureProgress]:
+    progress = FutureProgress("progress", ordered=request.param)
     yield progress
     progress.close(5.0)
     wait_until(lambda: _threads() == [], "the thread ends")
@@ -53,7 +53,7 @@ def _threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name == "progress"]
 
 
-def _works(group: allfold.Group, progress: Progress, count: int) -> list[Work]:
+def _works(group: allfold.Group, progress: FutureProgress, count: int) -> list[Work]:
     tensors = [torch.full((2,), float(each)) for each in range(count)]
     return [
         Work([group.all_reduce(tensor, async_op=True)], [tensor], progress, explain=_leave_as_is)
@@ -66,7 +66,7 @@ def _leave_as_is(error: AllfoldError) -> None:
 
 
 def test_futures_complete_while_nobody_waits(
-    agent: FakeAgent, group: allfold.Group, progress: Progress
+    agent: FakeAgent, group: allfold.Group, progress: FutureProgress
 ) -> None:
     works = _works(group, progress, 3)
     assert _threads() == []
@@ -80,7 +80,7 @@ def test_futures_complete_while_nobody_waits(
 
 
 def test_a_callback_may_wait_for_another_future(
-    agent: FakeAgent, group: allfold.Group, progress: Progress
+    agent: FakeAgent, group: allfold.Group, progress: FutureProgress
 ) -> None:
     first, second = _works(group, progress, 2)
     waited = first.get_future().then(lambda _: second.get_future().wait())
@@ -90,7 +90,7 @@ def test_a_callback_may_wait_for_another_future(
 
 
 def test_a_future_of_several_ops_keeps_its_place(
-    agent: FakeAgent, group: allfold.Group, progress: Progress
+    agent: FakeAgent, group: allfold.Group, progress: FutureProgress
 ) -> None:
     several, one = _works(group, progress, 2)
     last = group.all_reduce(torch.zeros(1), async_op=True)
@@ -105,7 +105,7 @@ def test_a_future_of_several_ops_keeps_its_place(
 
 
 def test_a_future_of_what_is_done_needs_no_thread(
-    agent: FakeAgent, group: allfold.Group, progress: Progress
+    agent: FakeAgent, group: allfold.Group, progress: FutureProgress
 ) -> None:
     (work,) = _works(group, progress, 1)
     agent.finish_op()
@@ -115,7 +115,7 @@ def test_a_future_of_what_is_done_needs_no_thread(
 
 
 def test_a_thread_that_nobody_needs_ends_and_comes_back_on_demand(
-    agent: FakeAgent, group: allfold.Group, progress: Progress
+    agent: FakeAgent, group: allfold.Group, progress: FutureProgress
 ) -> None:
     for _ in range(2):
         future = _works(group, progress, 1)[0].get_future()
@@ -138,7 +138,7 @@ def test_models_that_are_gone_leave_no_threads(agent: FakeAgent, group: allfold.
 
 
 def test_a_future_fails_with_the_agent(
-    agent: FakeAgent, group: allfold.Group, progress: Progress
+    agent: FakeAgent, group: allfold.Group, progress: FutureProgress
 ) -> None:
     future = _works(group, progress, 1)[0].get_future()
     agent.__exit__()
@@ -149,7 +149,7 @@ def test_a_future_fails_with_the_agent(
 def test_a_future_fails_when_the_agent_gives_no_outcome(
     agent: FakeAgent,
     group: allfold.Group,
-    progress: Progress,
+    progress: FutureProgress,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(_work, "GRACE_SECONDS", 0.1)
@@ -159,7 +159,7 @@ def test_a_future_fails_when_the_agent_gives_no_outcome(
 
 
 def test_the_thread_ends_when_the_session_is_closed(
-    agent: FakeAgent, group: allfold.Group, progress: Progress
+    agent: FakeAgent, group: allfold.Group, progress: FutureProgress
 ) -> None:
     future = _works(group, progress, 1)[0].get_future()
     wait_until(lambda: _threads() == ["progress"], "the thread runs")

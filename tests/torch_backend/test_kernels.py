@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from allfold.torch._kernels import ARE_POSSIBLE, Kernel, Kernels
+from allfold.torch._dispatch import ARE_POSSIBLE, Kernel, Kernels
 
 SEEN: list[str] = []
 

@@ -34,9 +34,9 @@ from allfold._api import (
     shutdown,
     world_size,
 )
-from allfold._draining import Drained
 from allfold._group import Group
-from allfold._ranks import SingleProcessWarning
+from allfold._process.draining import Drained
+from allfold._process.ranks import SingleProcessWarning
 from allfold._sampler import ElasticSampler
 from allfold._state import State
 from allfold._work import Work

@@ -10,11 +10,11 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from allfold import _ranks
+from allfold._calls.options import Options, with_checked_names
 from allfold._group import Group
-from allfold._options import Options, with_checked_names
+from allfold._process.ranks import RankInfo, SingleProcessWarning, resolve, resolve_elastic
+from allfold._process.settings import group_name
 from allfold._registry import open_group, registry
-from allfold._settings import group_name
 from allfold._state.state import State
 from allfold_core.group_options import BY_ARGUMENT
 from allfold_core.operations import ReduceOp
@@ -102,7 +102,7 @@ def init(
     info = _numbered(rank, world_size, min_world, most)
     log.info("group '%s': %s", name, info.describe())
     if info.is_assumed:
-        warnings.warn(_ASSUMED, _ranks.SingleProcessWarning, stacklevel=3)
+        warnings.warn(_ASSUMED, SingleProcessWarning, stacklevel=3)
     opened = open_group(
         name,
         info.rank,
@@ -125,12 +125,12 @@ def init(
 
 def _numbered(
     rank: int | None, world_size: int | None, min_world: int | None, most: int | None
-) -> _ranks.RankInfo:
+) -> RankInfo:
     """Return rank and world size: as given, else as a launcher has put them in the environment."""
     if most is None:
-        return _ranks.resolve(os.environ, rank=rank, world_size=world_size)
+        return resolve(os.environ, rank=rank, world_size=world_size)
     opens_with = BY_ARGUMENT["min_world"].read(min_world, os.environ, {"max_world": most})
-    return _ranks.resolve_elastic(os.environ, rank, world_size, opens_with)
+    return resolve_elastic(os.environ, rank, world_size, opens_with)
 
 
 def _share(state: State, group: Group) -> None:

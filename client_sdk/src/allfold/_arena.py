@@ -21,7 +21,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from allfold._fork_memory import separate_in_children
+from allfold._process.fork_memory import separate_in_children
 from allfold_core.errors import ArenaExhausted
 from allfold_core.wire.local_wire import Region
 
@@ -50,14 +50,14 @@ class Memory(Protocol):
     bytes: Bytes | None
 
     def close(self) -> None:
-        """Let go of it: it is gone with the last array in it."""
+        """Release it: it is gone with the last array in it."""
 
 
 Grow = Callable[[int, int], Memory]
 """Makes memory of a size, and tells the agent of it under a number: ``grow(number, size)``."""
 
 
-class Block(NamedTuple):
+class ArenaBlock(NamedTuple):
     """An allocated range: where the agent finds it, and where this process does."""
 
     region: Region
@@ -153,10 +153,12 @@ class _Segment:
                 (self._free[index - 1][0], self._free[index - 1][1] + self._free[index][1])
             ]
 
-    def block(self, offset: int, nbytes: int) -> Block:
+    def block(self, offset: int, nbytes: int) -> ArenaBlock:
         memory = self.memory
         inside = None if memory.bytes is None else memory.bytes[offset : offset + nbytes]
-        return Block(Region(self.number, offset), nbytes, memory.address + offset, inside, memory)
+        return ArenaBlock(
+            Region(self.number, offset), nbytes, memory.address + offset, inside, memory
+        )
 
 
 class Arena:
@@ -175,11 +177,11 @@ class Arena:
         self._numbers = count() if numbers is None else numbers
         self._first = first
         self._segments: dict[int, _Segment] = {}
-        self._freed: deque[Block] = deque()
+        self._freed: deque[ArenaBlock] = deque()
         self._lock = Lock()
         self._closed = False
 
-    def allocate(self, nbytes: int) -> Block:
+    def allocate(self, nbytes: int) -> ArenaBlock:
         """Memory for ``nbytes`` (at least one), until :meth:`free`.
 
         Raises:
@@ -197,7 +199,7 @@ class Arena:
             assert offset is not None
             return segment.block(offset, nbytes)
 
-    def free(self, block: Block) -> None:
+    def free(self, block: ArenaBlock) -> None:
         """Give a block back.
 
         The garbage collector may call this at any moment, also in a thread that is allocating: so
@@ -229,13 +231,8 @@ class Arena:
                 return Region(segment.number, offset)
         return None
 
-    @property
-    def is_empty(self) -> bool:
-        """True if it has no memory, and never had."""
-        return not self._segments
-
     def close(self) -> None:
-        """Let go of the memory: all of it is gone with the last array in it."""
+        """Release the memory: all of it is gone with the last array in it."""
         self._closed = True
         for segment in self._segments.values():
             segment.memory.close()

@@ -9,15 +9,15 @@ from threading import Lock
 from time import monotonic
 from typing import Any
 
-from allfold._calls.call import Call, EpochView, P2PCall
+from allfold._calls.call import EpochView, P2PCall, RankCall
 from allfold._calls.template import Filled
-from allfold._connection import GRACE_SECONDS
-from allfold._in_flight import InFlight
 from allfold._lane.lane_op import LaneOp
 from allfold._lane.recipe import Recipe
-from allfold._lane.short_lane import ShortLane
-from allfold._membership import Membership
-from allfold._staging.choice import Prepared, stage
+from allfold._lane.short_lane import RankLane
+from allfold._membership import RankMembership
+from allfold._session.connection import GRACE_SECONDS
+from allfold._session.in_flight import InFlight
+from allfold._staging.choice import PreparedCall, stage
 from allfold._staging.host import LaneMemory, Staged, give
 from allfold._work import Work
 from allfold_core.errors import (
@@ -50,7 +50,7 @@ _OF_LIBRARIES = (
 )
 
 
-class Channel:
+class CallChannel:
     """Hands the calls of one rank in one group to the agent, in the order in which they come.
 
     Attributes:
@@ -58,7 +58,7 @@ class Channel:
         next_pair: the number of the next send or receive.
     """
 
-    def __init__(self, membership: Membership) -> None:
+    def __init__(self, membership: RankMembership) -> None:
         self._membership = membership
         self._connection = membership.session.connection
         self._lock = Lock()
@@ -71,7 +71,7 @@ class Channel:
 
     # Collectives
 
-    def start_op(self, view: EpochView, call: Call, packed: bytes, timeout: float) -> Work:
+    def start_op(self, view: EpochView, call: RankCall, packed: bytes, timeout: float) -> Work:
         """Start a collective, which the agent gives so many seconds.
 
         While ``MAX_OPEN_OPS`` of them have no outcome, it waits for the oldest.
@@ -84,7 +84,7 @@ class Channel:
         """
         return self._post(view, call, packed, timeout) or self._send(view, call, packed, timeout)
 
-    def _send(self, view: EpochView, call: Call, packed: bytes, timeout: float) -> Work:
+    def _send(self, view: EpochView, call: RankCall, packed: bytes, timeout: float) -> Work:
         """Start a collective with a message."""
         sent: list[int] = []
         staged = None
@@ -110,10 +110,10 @@ class Channel:
         self._membership.epochs.lanes.note_message(number, packed)
         self.next_op = number + 1
 
-    def _post(self, view: EpochView, call: Call, packed: bytes, timeout: float) -> Work | None:
+    def _post(self, view: EpochView, call: RankCall, packed: bytes, timeout: float) -> Work | None:
         """Start a collective in the short lane, if that is where it goes and the lane is open."""
         lane = self._membership.epochs.lanes.of(view.epoch)
-        if lane is None or (recipe := lane.recipe(packed)) is None:
+        if lane is None or (recipe := lane.recipes.of(packed)) is None:
             return None
         if any(each.gpu is not None for each in call.inputs + call.outputs):
             return None
@@ -135,7 +135,7 @@ class Channel:
 
     def _publish(
         self,
-        lane: ShortLane,
+        lane: RankLane,
         number: int,
         slot: int,
         recipe: Recipe,
@@ -152,13 +152,15 @@ class Channel:
             raise
         return op
 
-    def _keep(self, lane: ShortLane, number: int, call: Callable[[], Call], timeout: float) -> None:
-        """Have the result of an op put in place, if it was posted before an exception came up."""
+    def _keep(
+        self, lane: RankLane, number: int, call: Callable[[], RankCall], timeout: float
+    ) -> None:
+        """See to the result of an op that was posted before an exception came up."""
         op = lane.posted(number)
         if op is not None and op.in_use and number not in self._ops.works:
             self._posted(lane, op, call(), timeout)
 
-    def _posted(self, lane: ShortLane, op: LaneOp, call: Call, timeout: float) -> Work:
+    def _posted(self, lane: RankLane, op: LaneOp, call: RankCall, timeout: float) -> Work:
         memory = LaneMemory(lane.page, call, op)
         epochs = self._membership.epochs
         return Work(self._connection, op, epochs, op.seq, memory, timeout, self._ops)
@@ -166,7 +168,13 @@ class Channel:
     # Collectives that are like earlier ones
 
     def repeat(
-        self, prepared: Prepared, given: Sequence[Any], timeout: float, now: float, *, waits: bool
+        self,
+        prepared: PreparedCall,
+        given: Sequence[Any],
+        timeout: float,
+        now: float,
+        *,
+        waits: bool,
     ) -> Any:
         """Do a collective that is like an earlier one.
 
@@ -204,7 +212,7 @@ class Channel:
         return work.given(waits=waits)
 
     def _send_again(
-        self, prepared: Prepared, filled: Filled, timeout: float, *, waits: bool
+        self, prepared: PreparedCall, filled: Filled, timeout: float, *, waits: bool
     ) -> Any:
         """Do such a collective with a message, or in its slot if its tensors have to be copied."""
         start = self._send if prepared.recipe is None else self.start_op
@@ -285,7 +293,7 @@ class Channel:
 
     # Both
 
-    def _stage(self, call: Call) -> Staged:
+    def _stage(self, call: RankCall) -> Staged:
         """Put the tensors of a call where the agent finds them."""
         group = self._membership
         return stage(group.session, call, group.view.nodes)
@@ -364,7 +372,7 @@ class Channel:
         )
 
     def watch(self) -> None:
-        """Have the results of all calls put in place although no thread may wait for them."""
+        """See to the results of all calls, for which no thread may wait."""
         self._ops.watch()
         self._messages.watch()
 

@@ -4,114 +4,20 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import wraps
-from typing import Any, TypeVar, Unpack, cast
+from typing import Any, Unpack
 
+from allfold._calling import Calling, collective
 from allfold._calls import movement, reductions, unrooted
-from allfold._calls.call import AUTO, CollectiveCall, EpochView, P2PCall
-from allfold._calls.template import Likeness, likeness
-from allfold._options import OPTIONS, Options, name_check, with_checked_names
+from allfold._calls.call import EpochView
+from allfold._calls.options import Options, with_checked_names
 from allfold_core.errors import InvalidArgument
 from allfold_core.operations import ReduceOp
 
-UNLIKE = object()
-"""Instead of the result of a call that has to be looked at as if there were none like it."""
 
-Method = TypeVar("Method", bound=Callable[..., Any])
-
-
-def collective(describe: Method) -> Method:
-    """Make a method do the call that it describes: it returns the call, and its epoch.
-
-    A call that is like an earlier one is not described again.
-    """
-    check = name_check(describe)
-
-    @wraps(describe)
-    def call(self: Any, *given: Any, **named: Any) -> Any:
-        number = self.next_op
-        try:
-            key = likeness(describe, given, named)
-            if key is not None:
-                result = self._repeat(key, given, named)
-                if result is not UNLIKE:
-                    return result
-            check(named)
-            options = {name: value for name, value in named.items() if name in OPTIONS}
-            waits = not options.pop("async_op", False)
-            view, described = describe(self, *given, **named)
-            number = self.next_op  # to describe a call may have taken an op of its own
-            work = self._start(view, described, key, (*given, *named.values()), **options)
-            return work.given(waits=waits)
-        except BaseException as error:
-            self._see_to_failed(describe.__name__, error, number)
-            raise
-
-    return cast(Method, call)
-
-
-class Collectives(ABC):
-    """The calls of one rank; a subclass hands them to the node agent."""
-
-    @property
-    @abstractmethod
-    def _view(self) -> EpochView:
-        """The epoch whose numbers a call has: that of the time of the call."""
-
-    @property
-    @abstractmethod
-    def next_op(self) -> int:
-        """The number of the next collective that this rank calls."""
-
-    @abstractmethod
-    def _see_to_failed(self, call: str, error: BaseException, number: int) -> None:
-        """See to a collective that ends with an error.
-
-        What was called is in flight, and the error says so. Of what could not be called for a
-        reason of this rank alone, the others are told.
-
-        Args:
-            call: the name of the collective.
-            number: ``next_op`` as it was before the call.
-        """
-
-    @abstractmethod
-    def _repeat(self, key: Likeness, given: Sequence[Any], named: Mapping[str, Any]) -> Any:
-        """Do a call that may be like an earlier one; return ``UNLIKE`` if it cannot be done so.
-
-        Args:
-            key: what it has in common with calls that are like it.
-            given, named: its arguments.
-        """
-
-    @abstractmethod
-    def _start(
-        self,
-        view: EpochView,
-        call: CollectiveCall,
-        key: Likeness | None,
-        given: Sequence[Any],
-        *,
-        timeout: float | None = None,
-        strategy: str = AUTO,
-        wire: str | None = None,
-        feedback: str | None = None,
-    ) -> Any:
-        """Start a collective; return its handle.
-
-        Args:
-            key: what it has in common with calls that are like it.
-            given: its arguments.
-        """
-
-    @abstractmethod
-    def _exchange(
-        self, view: EpochView, call: P2PCall, timeout: float | None, async_op: bool
-    ) -> Any:
-        """Start a send or a receive, and wait for it unless the caller wants to do so."""
+class Collectives(Calling):
+    """The collectives of a group, and its messages between two ranks."""
 
     @collective
     def all_reduce(

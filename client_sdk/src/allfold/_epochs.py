@@ -60,14 +60,7 @@ class Epochs:
         if self._fixed:
             return
         self.lanes.announce(body)
-        self._upcoming[body["epoch"]] = EpochView(
-            self.view.group,
-            body["rank"],
-            body["world_size"],
-            body["epoch"],
-            body["nodes"],
-            body["edge"],
-        )
+        self._upcoming[body["epoch"]] = EpochView.told(self.view.group, body)
 
     @property
     def is_held(self) -> bool:

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from time import monotonic
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from allfold import _tensors
-from allfold._calls.call import AUTO, CollectiveCall, EpochView, P2PCall, check_one_dtype
-from allfold._calls.template import Likeness, Template
-from allfold._channel import Channel
-from allfold._collectives import UNLIKE, Collectives
-from allfold._draining import Draining, Parting, by_call
+from allfold._collectives import Collectives
 from allfold._elements import itemsize_of
-from allfold._membership import Membership
-from allfold._options import agreed
-from allfold._settings import GroupSettings
-from allfold._staging.choice import Prepared
-from allfold._work import Work
+from allfold._membership import RankMembership
+from allfold._process.draining import LeaveRequest, Parting, by_call
+from allfold._process.settings import GroupSettings
 from allfold_core.errors import (
     AllfoldError,
     BelowMinWorld,
@@ -30,13 +23,11 @@ from allfold_core.errors import (
     RegisterNotFirstOperation,
     WorldChanged,
 )
-from allfold_core.group_options import checked_seconds
 from allfold_core.verdict import counted
-from allfold_core.wire.local_wire import FIRST_PAIR
 
 log = logging.getLogger("allfold")
 
-_REMEMBERED = 512  # calls that are unlike each other
+_AT_ONCE_SECONDS = 1.0
 
 
 class Group(Collectives):
@@ -84,32 +75,21 @@ class Group(Collectives):
 
     def __init__(
         self,
-        membership: Membership,
+        membership: RankMembership,
         settings: GroupSettings,
-        draining: Draining,
+        draining: LeaveRequest,
         on_left: Callable[[Group], None],
     ) -> None:
-        self.name = membership.view.group
-        self.timeout = membership.timeout
-        self.wire = settings.wire
+        super().__init__(membership, settings, draining)
         self._options = options = settings.options
         self.on_loss, self.elastic, self.joins = options.on_loss, options.is_elastic, options.joins
         # Called when others have come in for whom too few ranks had waited.
         self.on_joined: Callable[[Group], None] = lambda _: None
         self._wants_to_leave = False
-        self.membership = membership
-        self._draining = draining
-        self._connection = membership.session.connection
-        self._channel = Channel(membership)
-        self._prepared: dict[Likeness, Prepared] = {}
         self._on_left = on_left
 
     def __repr__(self) -> str:
         return f"<allfold.Group {self.name!r}: rank {self.rank} of {self.world_size}>"
-
-    @property
-    def _view(self) -> EpochView:
-        return self.membership.view
 
     @property
     def rank(self) -> int:
@@ -131,15 +111,10 @@ class Group(Collectives):
         """The number of machines that the ranks are on."""
         return self.membership.view.nodes
 
-    @property
-    def next_op(self) -> int:
-        """The number of the next collective that this rank calls."""
-        return self._channel.next_op
-
     # Ranks that join and leave
 
     def edge(self, timeout: float | None = None) -> bool:
-        """Let ranks join and leave here, in a group that was opened with ``joins="commit"``.
+        """Take in and release ranks here, in a group that was opened with ``joins="commit"``.
 
         All ranks call it at the same points of the program, where their states are the same:
         :meth:`allfold.State.commit` does. It costs nothing unless a rank waits to join or to leave.
@@ -191,6 +166,11 @@ class Group(Collectives):
                 group=self.name,
             )
 
+    def _see_to_members(self) -> None:
+        self._see_to_leaving()
+        if self.membership.epochs.awaits_others:
+            self._await_others()
+
     def _see_to_leaving(self) -> None:
         if self._is_to_leave:
             self._leave_or_ask_to()
@@ -235,38 +215,32 @@ class Group(Collectives):
             except AllfoldError as error:
                 log.warning("left group '%s' with a failed op: %s", self.name, error)
         try:
-            self.membership.leave(parting)
+            self.membership.give_up(parting)
         finally:
             self._on_left(self)
 
     def depart(self, parting: Parting) -> None:
         """Leave for another group: whatever is in flight, and without waiting for an answer."""
-        try:
-            self.membership.depart(parting, lost=not self.quiesce(0.0))
-        except MultipleUnregister:
-            return
-        finally:
-            self._disclaim()
-            self._on_left(self)
+        self._leave_at_once(parting, lost=not self.quiesce(0.0), waits=False)
 
     def abandon(self, parting: Parting | None = None) -> None:
         """Leave without waiting for what is in flight: the others lose this rank, at once."""
+        self._leave_at_once(parting or by_call(), lost=True, waits=True)
+
+    def _leave_at_once(self, parting: Parting, *, lost: bool, waits: bool) -> None:
+        """Leave, and leave the tensors of ops in flight alone: they are the program's again."""
         try:
-            self.membership.abandon(parting or by_call())
+            self.membership.give_up(parting, _AT_ONCE_SECONDS, lost=lost, waits=waits)
         except MultipleUnregister:
             return
         finally:
-            self._disclaim()
-            self._on_left(self)
-
-    def _disclaim(self) -> None:
-        """Leave the tensors of ops in flight alone: they are the program's again."""
-        self._channel.disclaim(
-            RegisterNotFirstOperation(
-                f"rank {self.rank} has left group '{self.name}' with the op in flight; its outcome "
-                "is not known"
+            self._channel.disclaim(
+                RegisterNotFirstOperation(
+                    f"rank {self.rank} has left group '{self.name}' with the op in flight; its "
+                    "outcome is not known"
+                )
             )
-        )
+            self._on_left(self)
 
     @property
     def should_leave(self) -> bool:
@@ -279,7 +253,7 @@ class Group(Collectives):
         return self._draining.reason is not None
 
     def drain(self) -> None:
-        """Have this process leave its groups at the next edge, which raises ``Drained``.
+        """Request that this process leave its groups at the next edge, which raises ``Drained``.
 
         That is its next collective; with ``joins="commit"`` it is :meth:`edge`. For programs that
         handle SIGTERM themselves: a handler may call it.
@@ -338,107 +312,3 @@ class Group(Collectives):
             nbytes: of the tensor, or of all blocks together.
         """
         return self.membership.explain(kind, nbytes)
-
-    # Calling
-
-    def _repeat(self, key: Likeness, given: Sequence[Any], named: Mapping[str, Any]) -> Any:
-        """Do a call that is like an earlier one, if nothing else has to be seen to before."""
-        if (prepared := self._prepared.get(key)) is None:
-            return UNLIKE
-        now = monotonic()
-        if prepared.recipe is not None:
-            self._connection.glance(now)
-        if not self._may_repeat(prepared):
-            return UNLIKE
-        if not named:
-            return self._channel.repeat(prepared, given, self.timeout, now, waits=True)
-        seconds = self._seconds(named.get("timeout"))
-        given, waits = (*given, *named.values()), not named.get("async_op")
-        return self._channel.repeat(prepared, given, seconds, now, waits=waits)
-
-    def _may_repeat(self, prepared: Prepared) -> bool:
-        """Return True unless :meth:`_start` would do something else than before."""
-        membership, epochs = self.membership, self.membership.epochs
-        return (
-            prepared.view is epochs.view
-            and prepared.lane is epochs.lanes.of(prepared.view.epoch)
-            and not membership.left
-            and self._connection.is_usable
-            and self._draining.reason is None
-            and not epochs.awaits_others
-        )
-
-    def _start(
-        self,
-        view: EpochView,
-        call: CollectiveCall,
-        key: Likeness | None,
-        given: Sequence[Any],
-        *,
-        timeout: float | None = None,
-        strategy: str = AUTO,
-        wire: str | None = None,
-        feedback: str | None = None,
-    ) -> Work:
-        """Start a collective."""
-        self._see_to_leaving()
-        if self.membership.epochs.awaits_others:
-            self._await_others()
-        self.membership.check()
-        check_one_dtype(call.inputs + call.outputs)
-        packed = agreed(call.fingerprint, strategy, wire, feedback, self.wire)
-        work = self._channel.start_op(view, call, packed, self._seconds(timeout))
-        if key is not None and not call.is_unlike:
-            self._remember(key, view, call, packed, given)
-        return work
-
-    def _remember(
-        self,
-        key: Likeness,
-        view: EpochView,
-        call: CollectiveCall,
-        packed: bytes,
-        given: Sequence[Any],
-    ) -> None:
-        """Prepare for calls that are like this one."""
-        template = Template.of(call, given)
-        if template is None:
-            return
-        if len(self._prepared) >= _REMEMBERED:
-            self._prepared.clear()
-        lane = self.membership.epochs.lanes.of(view.epoch)
-        self._prepared[key] = Prepared(view, packed, template, lane)
-
-    def _exchange(
-        self, view: EpochView, call: P2PCall, timeout: float | None, async_op: bool
-    ) -> Any:
-        """Start a send or a receive, and wait for it unless the caller wants to do so."""
-        number = self._channel.next_pair
-        try:
-            seconds = self._seconds(timeout)
-            self.membership.check()
-            work = self._channel.start_pair(view, call, seconds)
-            return work.given(waits=not async_op)
-        except BaseException as error:
-            if self._channel.next_pair > number:
-                self._note_in_flight(error, f"message {number - FIRST_PAIR}")
-            raise
-
-    def _see_to_failed(self, call: str, error: BaseException, number: int) -> None:
-        if self.next_op > number:
-            self._note_in_flight(error, f"op {number}")
-        elif not self.membership.epochs.awaits_others:
-            # Where too few ranks are left, the others wait at an edge, and call no op.
-            self._channel.abandon(call, error)
-
-    def _note_in_flight(self, error: BaseException, what: str) -> None:
-        """Have the results of calls put in place that nobody has a handle of, and say so."""
-        self._channel.watch()
-        if not isinstance(error, AllfoldError):
-            error.add_note(
-                f"allfold: the interrupted call is {what} of group '{self.name}'. It counts: the "
-                "other ranks go on with it, and its result comes to its tensor by itself."
-            )
-
-    def _seconds(self, timeout: float | None) -> float:
-        return self.timeout if timeout is None else checked_seconds("timeout", timeout)

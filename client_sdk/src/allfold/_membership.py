@@ -12,12 +12,12 @@ from time import monotonic
 from typing import Any, Self
 
 from allfold._calls.call import EpochView, SeatRequest, checked_rank
-from allfold._connection import GRACE_SECONDS
-from allfold._draining import Parting
 from allfold._epochs import Epochs
 from allfold._lane.lanes import Lanes
-from allfold._session import Session
-from allfold._settings import GroupSettings
+from allfold._process.draining import Parting
+from allfold._process.settings import GroupSettings
+from allfold._session.connection import GRACE_SECONDS
+from allfold._session.session import Session
 from allfold_core.errors import (
     AgentLost,
     AllfoldError,
@@ -30,7 +30,6 @@ from allfold_core.wire.local_wire import Message
 
 log = logging.getLogger("allfold")
 
-_ABANDON_SECONDS = 1.0
 # How often a rank that waits at an edge looks whether it is to leave.
 _GLANCE_SECONDS = 0.5
 # A session is unique within its group, and each plan and term lists those of all ranks.
@@ -39,7 +38,7 @@ _SESSION_BYTES = 8
 _NAME_KEPT = 107
 
 
-class Membership:
+class RankMembership:
     """A seat of this process in a group. Made by :meth:`join`.
 
     Attributes:
@@ -58,14 +57,7 @@ class Membership:
         self.session = session
         self._connection = session.connection
         self.epochs = Epochs(
-            EpochView(
-                seat.group,
-                answer["rank"],
-                answer["world_size"],
-                answer["epoch"],
-                answer["nodes"],
-                answer["edge"],
-            ),
+            EpochView.told(seat.group, answer),
             Lanes(self._connection, answer["number"]),
             fixed=fixed,
         )
@@ -77,7 +69,7 @@ class Membership:
         self.left = False
         self._leaving = Lock()
         self._subgroups: Counter[tuple[int, ...]] = Counter()
-        self._connection.listen(self.number, self.epochs)
+        self._connection.requests.listen(self.number, self.epochs)
 
     @property
     def view(self) -> EpochView:
@@ -116,32 +108,27 @@ class Membership:
             )
         self._connection.check_process()
 
-    def leave(self, parting: Parting) -> None:
+    def give_up(
+        self,
+        parting: Parting,
+        seconds: float = GRACE_SECONDS,
+        *,
+        lost: bool = False,
+        waits: bool = True,
+    ) -> None:
         """Give up the seat. Where the agent is gone, there is nothing left to give up.
+
+        Args:
+            seconds: for the agent's answer.
+            lost: ops are in flight: the others lose this rank, at once.
+            waits: wait for that answer.
 
         Raises:
             MultipleUnregister: it was given up before, maybe by another thread just now.
         """
-        self._give_up(GRACE_SECONDS, parting)
-
-    def depart(self, parting: Parting, *, lost: bool) -> None:
-        """Give up the seat without waiting for the agent's answer.
-
-        Args:
-            lost: ops are in flight.
-        """
-        self._give_up(_ABANDON_SECONDS, parting, lost=lost, waits=False)
-
-    def abandon(self, parting: Parting) -> None:
-        """Give up the seat with ops in flight: the others lose this rank, at once."""
-        self._give_up(_ABANDON_SECONDS, parting, lost=True)
-
-    def _give_up(
-        self, seconds: float, parting: Parting, *, lost: bool = False, waits: bool = True
-    ) -> None:
         with self._leaving:
             self.check(MultipleUnregister)
-            self.left = True
+            self.left = True  # before the message: no op may come after it
         try:
             body = {"number": self.number, "lost": lost, **parting._asdict()}
             answer = self._connection.ask(Message.LEAVE, body, seconds)
@@ -153,7 +140,7 @@ class Membership:
         except TimeoutError:
             self._warn_of_no_answer(f"none came within {seconds:g} s")
         finally:
-            self._connection.ignore(self.number)
+            self._connection.requests.ignore(self.number)
 
     def _warn_of_no_answer(self, reason: str) -> None:
         log.warning("left group '%s' without an answer of the agent: %s", self.view.group, reason)
@@ -167,7 +154,7 @@ class Membership:
     # Edges
 
     def come_to_edge(self, next_op: int, timeout: float, glance: Callable[[], None]) -> bool:
-        """Let others join and leave here, if somebody waits for that.
+        """Come to the edge at which others join and leave, if somebody waits for that.
 
         Args:
             next_op: the number of this rank's next op.

@@ -13,11 +13,11 @@ from time import monotonic
 from typing import Unpack
 
 from allfold._calls.call import SeatRequest
-from allfold._draining import Draining, Parting, at_exit, by_call
 from allfold._group import Group
-from allfold._membership import Membership
-from allfold._session import Session
-from allfold._settings import GroupSettings, socket_path
+from allfold._membership import RankMembership
+from allfold._process.draining import LeaveRequest, Parting, at_exit, by_call
+from allfold._process.settings import GroupSettings, socket_path
+from allfold._session.session import Session
 from allfold_core.errors import (
     AllfoldError,
     InvalidArgument,
@@ -33,7 +33,7 @@ _EXIT_SECONDS = 1.0
 _FAILED_EXIT_SECONDS = 0.2
 
 
-class Registry:
+class JoinedGroups:
     """Opens and leaves groups. The connection lasts from the first of them to the last, or longer
     where it is held.
 
@@ -46,7 +46,7 @@ class Registry:
         self._session: Session | None = None
         self._opening: dict[str, SeatRequest] = {}
         self._groups: dict[str, Group] = {}
-        self._draining = Draining(lambda parting: self.leave(parting=parting))
+        self._draining = LeaveRequest(lambda parting: self.leave(parting=parting))
         self._holders: set[str] = set()
 
     def __len__(self) -> int:
@@ -71,19 +71,19 @@ class Registry:
             session = self._connected(agent, settings.options.join_timeout)
             self._opening[seat.group] = seat
         try:
-            membership = Membership.join(session, seat, settings)
+            membership = RankMembership.join(session, seat, settings)
             return self._opened(membership, settings)
         finally:
             with self._closing_if_idle():
                 if self._opening.get(seat.group) is seat:
                     del self._opening[seat.group]
 
-    def _opened(self, membership: Membership, settings: GroupSettings) -> Group:
+    def _opened(self, membership: RankMembership, settings: GroupSettings) -> Group:
         """The group of a seat that was taken; ``AgentLost`` if the seat is gone by now."""
         with self._lock:
             session, name = membership.session, membership.view.group
-            if session.lost is not None:
-                raise session.lost
+            if session.connection.lost is not None:
+                raise session.connection.lost
             group = Group(membership, settings, self._draining, self._forget)
             self._groups[name] = group
             self._draining.watch(watching=self._has_elastic)
@@ -137,10 +137,10 @@ class Registry:
             log.warning("could not leave in order at exit: %s", error)
 
     def _abandon_all(self, session: Session) -> None:
-        """Let the other ranks know why they lose this one, if the agent answers soon."""
+        """Tell the other ranks why they lose this one, if the agent answers soon."""
         deadline = monotonic() + _EXIT_SECONDS
         for group in list(self._groups.values()):
-            if session.lost is None and monotonic() < deadline:
+            if session.connection.lost is None and monotonic() < deadline:
                 group.abandon(at_exit())
         session.close()
 
@@ -155,7 +155,7 @@ class Registry:
         if self._session is None:
             self._session = Session(agent or socket_path(), patience)
             self._draining.begin_anew()
-            self._session.connection.on_drain = self._told_to_leave
+            self._session.connection.requests.on_drain = self._told_to_leave
         self._session.connection.check_process()
         used = self._session.connection.path
         if agent and agent != used:
@@ -187,14 +187,18 @@ class Registry:
     def _forget_lost_agent(self) -> None:
         """An agent that died took its groups along: they must not stand in the way of new ones."""
         with self._closing_if_idle():
-            if self._session is not None and self._session.lost is not None:
+            if self._session is not None and self._session.connection.lost is not None:
                 self._groups.clear()
                 self._opening.clear()
                 self._draining.watch(watching=False)
 
     def _is_held(self) -> bool:
         """Return True if somebody will open a group with the connection; never with a lost one."""
-        return bool(self._holders) and self._session is not None and self._session.lost is None
+        return (
+            bool(self._holders)
+            and self._session is not None
+            and self._session.connection.lost is None
+        )
 
     @contextmanager
     def _closing_if_idle(self) -> Iterator[None]:
@@ -219,7 +223,7 @@ def patience_at_exit() -> float:
     return _FAILED_EXIT_SECONDS if hasattr(sys, "last_value") else _EXIT_SECONDS
 
 
-registry = Registry()
+registry = JoinedGroups()
 atexit.register(registry.leave_at_exit)
 
 

@@ -19,7 +19,7 @@ log = logging.getLogger("allfold")
 _SUSPICIOUS_REPEATS = 3
 
 
-class Members(Protocol):
+class GroupLike(Protocol):
     """The interface of a group that the sampler uses; :class:`allfold.Group` has it."""
 
     @property
@@ -50,7 +50,7 @@ class Split(NamedTuple):
     members: str
 
     @classmethod
-    def of(cls, group: Members) -> Split:
+    def of(cls, group: GroupLike) -> Split:
         """Return the split over the ranks that the group has now.
 
         Raises:
@@ -98,7 +98,7 @@ class Batch:
         return self.start + self.size
 
 
-class Progress(ABC):
+class SampleProgress(ABC):
     """The order of the samples, and how many of them have been used. Base of both samplers."""
 
     def __init__(
@@ -252,7 +252,7 @@ class Progress(ABC):
         return np.random.RandomState(bits).permutation(self.length)
 
 
-class ElasticSampler(Progress):
+class ElasticSampler(SampleProgress):
     """Splits the samples of each epoch over the ranks, and goes on when these change.
 
         sampler = allfold.ElasticSampler(len(images), global_batch=256)
@@ -292,7 +292,7 @@ class ElasticSampler(Progress):
         *,
         seed: int = 0,
         shuffle: bool = True,
-        group: Members | None = None,
+        group: GroupLike | None = None,
     ) -> None:
         super().__init__(length, global_batch, seed=seed, shuffle=shuffle)
         self._group = group

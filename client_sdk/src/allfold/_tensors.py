@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from allfold._arena import Block, Bytes
+from allfold._arena import ArenaBlock, Bytes
 from allfold._elements import Element, element_of_array, element_of_torch
 from allfold_core.dtypes import DType
 from allfold_core.errors import InvalidArgument
@@ -58,11 +58,6 @@ class TensorView:
         return self.element.is_complex
 
     @property
-    def numel(self) -> int:
-        """The elements that travel."""
-        return self.nbytes // self.dtype.itemsize
-
-    @property
     def given_shape(self) -> tuple[int, ...]:
         """The shape in the caller's elements."""
         return self.shape[:-1] if self.element.inner else self.shape
@@ -94,7 +89,7 @@ class TensorView:
             return f"cuda:{self.gpu}"
         return str(self.tensor.device) if self.is_torch else "the host"
 
-    def copy_to(self, block: Block, start: int) -> None:
+    def copy_to(self, block: ArenaBlock, start: int) -> None:
         """Write the elements, in C order, to a block of the host, from this byte on.
 
         Those of a tensor on a device are copied by torch, which waits for them.
@@ -106,7 +101,7 @@ class TensorView:
                 given = self.copyable()
                 _shaped(block, start, self.nbytes, given)[...] = given
 
-    def copy_from(self, block: Block, start: int) -> None:
+    def copy_from(self, block: ArenaBlock, start: int) -> None:
         """Read the elements back into the tensor, whatever its strides."""
         if (address := self.host_address) and self.stays():
             memmove(address, block.address + start, self.nbytes)
@@ -134,7 +129,7 @@ class TensorView:
 
 @contextmanager
 def unseen() -> Iterator[None]:
-    """Have torch's operators run as they are, whatever modes the calling thread is in.
+    """Run torch's operators as they are, whatever modes the calling thread is in.
 
     It may be in one that records them or replaces them, and the tensors may be those of inference
     mode, which torch lets only a thread write that is in it too.
@@ -147,7 +142,7 @@ def unseen() -> Iterator[None]:
         yield
 
 
-def _shaped(block: Block, start: int, nbytes: int, like: Any) -> Any:
+def _shaped(block: ArenaBlock, start: int, nbytes: int, like: Any) -> Any:
     """The bytes of a block as a tensor of the type and shape of another."""
     assert block.memory is not None
     return make(block.memory[start : start + nbytes], like.shape, like.dtype)
@@ -244,11 +239,11 @@ def _view_cuda(array: Any, written: bool, folded: bool) -> TensorView:
 
 def _ordinal_of(array: Any, address: int) -> int:
     """The number of the GPU that has an array."""
-    from allfold._cuda.device import CudaUnavailable, ordinal_of
+    from allfold._cuda.device import NoCuda, ordinal_of
 
     try:
         return ordinal_of(address)
-    except CudaUnavailable as error:
+    except NoCuda as error:
         raise InvalidArgument(
             f"the {type(array).__name__} on a GPU cannot be reached: {error}; see to that, or copy "
             "it to the host"

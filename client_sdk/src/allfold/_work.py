@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection
 from time import monotonic
 from typing import Any
 
-from allfold._connection import GRACE_SECONDS, Connection
 from allfold._epochs import Epochs
-from allfold._in_flight import InFlight
-from allfold._pending import Pending
+from allfold._session.connection import GRACE_SECONDS, AgentConnection
+from allfold._session.in_flight import InFlight
+from allfold._session.requests import Pending
 from allfold._staging.host import CallMemory, nothing
 from allfold_core.errors import AgentLost, AllfoldError, PeerMissing, from_dict
 from allfold_core.wire.local_wire import FIRST_PAIR
@@ -38,7 +38,7 @@ class Work:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: AgentConnection,
         pending: Pending,
         epochs: Epochs,
         number: int,

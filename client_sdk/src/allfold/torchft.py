@@ -222,7 +222,7 @@ class _QuorumWork(dist.Work):
         self.wait()
 
     def block_current_stream(self) -> None:
-        """Have what comes next on the current stream see the result.
+        """Order the current stream: what comes next on it sees the result.
 
         Nobody expects an error here; it is one of :meth:`ProcessGroupAllfold.errored`.
         """

@@ -11,8 +11,8 @@ rate or a delay; ``processes`` and ``signals`` are what all of them stand on. It
 services: ``pip install "allfold[local]"``.
 """
 
-from allfold_cluster.cluster import Agent, Cluster
-from allfold_cluster.ports import free_address, free_port
+from allfold_cluster.cluster import AgentProcess, Cluster
+from allfold_cluster.environment import free_address, free_port
 from allfold_cluster.redis_server import RedisServer
 
-__all__ = ["Agent", "Cluster", "RedisServer", "free_address", "free_port"]
+__all__ = ["AgentProcess", "Cluster", "RedisServer", "free_address", "free_port"]

@@ -26,7 +26,7 @@ from typing import Any, Self
 
 from allfold_cluster.environment import require, sent_token, service_environment, socket_path
 from allfold_cluster.http import NoAnswer, get_json
-from allfold_cluster.processes import Child, HasFileno, stop_all, wait_for
+from allfold_cluster.processes import Child, Waitable, stop_all, wait_for
 from allfold_cluster.signals import Interrupts
 from allfold_core.errors import AllfoldError, InvalidArgument, ServiceError
 
@@ -40,7 +40,7 @@ _WRONG_USAGE = 2
 
 
 @dataclass
-class Agent:
+class AgentProcess:
     """A node agent as a process.
 
     Attributes:
@@ -103,7 +103,7 @@ class Cluster:
         self.agent_variables = dict(agent_variables or {})
         self.token = sent_token(self.env)
         self.orchestrator: Child | None = None
-        self.agents: dict[str, Agent] = {}
+        self.agents: dict[str, AgentProcess] = {}
         self._address = address
         self._seconds = seconds
         self._interrupts = interrupts
@@ -197,7 +197,7 @@ class Cluster:
         for name in names:
             self._await_registration(name, together)
 
-    def launch_agent(self, name: str, orchestrator: str | None = None) -> Agent:
+    def launch_agent(self, name: str, orchestrator: str | None = None) -> AgentProcess:
         """Start an agent without waiting for it; it replaces one of its name that has ended.
 
         Args:
@@ -211,10 +211,10 @@ class Cluster:
         options += ["--orchestrator", orchestrator or self.orchestrator_url]
         options += ["--control", listens[0], "--data", listens[1]]
         child = self._launch(name, _AGENT, options, self._agent_environment())
-        self.agents[name] = Agent(name, socket, child, listens)
+        self.agents[name] = AgentProcess(name, socket, child, listens)
         return self.agents[name]
 
-    def await_agent(self, name: str, *, registered: bool = True) -> Agent:
+    def await_agent(self, name: str, *, registered: bool = True) -> AgentProcess:
         """Wait until ranks can connect to an agent, and until the orchestrator knows it."""
         agent = self.agents[name]
         self._await_agent(name, [agent.child])
@@ -327,7 +327,7 @@ class Cluster:
         self._wait(f"{child.name} to be ready", file.exists, starting)
         return file.read_text()
 
-    def _is_ready(self, agent: Agent) -> bool:
+    def _is_ready(self, agent: AgentProcess) -> bool:
         try:
             self.get(f"{agent.control_url}/readyz", _READY_SECONDS)
         except (NoAnswer, ServiceError):
@@ -349,7 +349,7 @@ class Cluster:
         running = list(starting)
         if self.orchestrator is not None and not self.orchestrator.ended:
             running.append(self.orchestrator)
-        watched: list[HasFileno] = [*running, *filter(None, [self._interrupts])]
+        watched: list[Waitable] = [*running, *filter(None, [self._interrupts])]
         while not condition():
             if self._interrupts is not None:
                 self._interrupts.raise_if_pending()

@@ -44,7 +44,7 @@ def tls_context() -> ssl.SSLContext:
     return ssl.create_default_context() if found is None else found.client
 
 
-class Connection:
+class HttpConnection:
     """A connection to a service that is kept from one request to the next.
 
     So the time of a request has none in it for connecting. It goes through no proxy and follows no
@@ -99,13 +99,13 @@ def get_json(url: str, token: str, *, seconds: float = 5.0) -> dict[str, Any]:
         NoAnswer: nothing answers there, or not what Allfold would answer.
         AllfoldError: the error that the service answered.
     """
-    with closing(Connection(url, token, seconds=seconds)) as connection:
+    with closing(HttpConnection(url, token, seconds=seconds)) as connection:
         return connection.get_json("")
 
 
 def post(url: str, token: str, *, seconds: float = 5.0) -> dict[str, Any]:
     """Return the object that a POST without a body answers; raises as :func:`get_json`."""
-    with closing(Connection(url, token, seconds=seconds)) as connection:
+    with closing(HttpConnection(url, token, seconds=seconds)) as connection:
         return connection.ask("POST", "")
 
 

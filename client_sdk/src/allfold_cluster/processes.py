@@ -28,17 +28,17 @@ _LOOK_AGAIN_SECONDS = 0.01
 Redirection = int | IO[Any] | None
 
 
-class HasFileno(Protocol):
+class Waitable(Protocol):
     """Something that can be waited for."""
 
     def fileno(self) -> int: ...
 
 
-F = TypeVar("F", bound=HasFileno)
+F = TypeVar("F", bound=Waitable)
 
 
 def wait_for(
-    readable: Iterable[F], seconds: float | None, *, writable: Iterable[HasFileno] = ()
+    readable: Iterable[F], seconds: float | None, *, writable: Iterable[Waitable] = ()
 ) -> list[F]:
     """Wait until something is readable or writable, or the time is over; what is readable.
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from allfold_cluster.environment import free_port
 from allfold_cluster.processes import Child, stop_all, wait_for
 from allfold_core.errors import ServiceError
 
@@ -36,8 +37,7 @@ class RedisServer:
         self._appends = ["yes", "--appendfsync", "always"] if is_durable else ["no"]
         self._log = folder / "redis.log"
         self._child: Child | None = None
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port: int = free.getsockname()[1]
+        self.port = free_port()
 
     @property
     def url(self) -> str:

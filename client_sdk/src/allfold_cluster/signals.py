@@ -75,7 +75,7 @@ class Interrupts:
 
 
 def end_in_order() -> None:
-    """Have SIGTERM and SIGHUP raise ``SystemExit``: every ``with`` ends what it has started.
+    """Raise ``SystemExit`` at SIGTERM and SIGHUP: every ``with`` ends what it has started.
 
     Under nohup, SIGHUP stays ignored.
     """

@@ -13,7 +13,7 @@ _SCALE_BYTES = 4
 
 
 class Wire(Enum):
-    """A wire format, with its stable code.
+    """A wire format, one line each; its encoder is in the agent's ``arithmetic/codecs.py``.
 
     Every format but ``NATIVE`` is lossy, and *idempotent*: what was decoded encodes to the same
     bytes again. So a node that has rounded its own content to what the others decode has the same
@@ -26,26 +26,34 @@ class Wire(Enum):
       127 (rounded up to 16 significant bits), and each element is the nearest multiple of s: an
       absolute error of at most s/2, by up to 2^-15 of it more where float32 rounds. A block with an
       infinity or a NaN is NaN everywhere.
+
+    Attributes:
+        code: its number on sockets, for good.
+        label: its name.
+        itemsize: bytes of an element, without its scale; 0: those of the element type itself.
+        rounding: the most that one encoding costs, as a share of the greatest magnitude.
+        block: elements that share a scale; 0: there are no scales.
     """
 
-    NATIVE = (0, "native")
-    FLOAT32 = (1, "float32")
-    BFLOAT16 = (2, "bfloat16")
-    FLOAT16 = (3, "float16")
-    INT8 = (4, "int8")
+    NATIVE = (0, "native", 0, 0.0)
+    FLOAT32 = (1, "float32", 4, 2.0**-24)
+    BFLOAT16 = (2, "bfloat16", 2, 2.0**-8)
+    FLOAT16 = (3, "float16", 2, 2.0**-11)
+    INT8 = (4, "int8", 1, 1 / 254, INT8_BLOCK)
 
-    def __init__(self, code: int, label: str) -> None:
+    def __init__(
+        self, code: int, label: str, itemsize: int, rounding: float, block: int = 0
+    ) -> None:
         self.code = code
         self.label = label
+        self.itemsize = itemsize
+        self.rounding = rounding
+        self.block = block
 
     def nbytes(self, numel: int, itemsize: int) -> int:
         """The size of ``numel`` encoded elements, whose native size is ``itemsize``."""
-        match self:
-            case Wire.NATIVE:
-                return numel * itemsize
-            case Wire.INT8:
-                return numel + _SCALE_BYTES * -(-numel // INT8_BLOCK)
-        return numel * DType.from_label(self.label).itemsize
+        scales = -(-numel // self.block) if self.block else 0
+        return numel * (self.itemsize or itemsize) + _SCALE_BYTES * scales
 
     @property
     def has_blocks(self) -> bool:
@@ -53,7 +61,7 @@ class Wire(Enum):
 
         Results must then travel in the slices in which they were made.
         """
-        return self is Wire.INT8
+        return self.block > 0
 
     def effective(self, kept: DType) -> Wire:
         """``NATIVE`` where the format is that of the accumulation type anyway."""

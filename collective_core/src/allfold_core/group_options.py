@@ -236,7 +236,7 @@ OPTIONS = (
     Option(
         "wire", "wire", "ALLFOLD_WIRE", Wire.NATIVE.label,
         _naming_variables(lambda name: checked_wire(name).label),
-        "compression of reductions between nodes: native, bfloat16, float16 or int8",
+        f"compression of reductions between nodes: {', '.join(each.label for each in Wire)}",
     ),
     Option(
         "on_loss", "on_loss", "ALLFOLD_ON_LOSS", "raise", _one_of(OnLoss),

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from allfold_cluster.ports import free_address
+from allfold_cluster.environment import free_address
 from tests.node_agent.membership.linked_node import linked_node
 from tests.node_agent.membership.scripted_orchestrator import (
     ScriptedOrchestrator,

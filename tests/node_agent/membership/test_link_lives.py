@@ -6,7 +6,7 @@ from threading import Event
 
 import pytest
 
-from allfold_cluster.ports import free_address
+from allfold_cluster.environment import free_address
 from tests.node_agent.membership.link_nodes import (
     SECONDS,
     Node,

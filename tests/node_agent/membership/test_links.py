@@ -17,7 +17,7 @@ from allfold_agent.membership import link_dialling, links
 from allfold_agent.membership.link_dialling import Handover
 from allfold_agent.runtime.reactor import Reactor
 from allfold_agent.runtime.threads import start_thread
-from allfold_cluster.ports import free_address
+from allfold_cluster.environment import free_address
 from allfold_core.errors import ServiceError
 from tests.node_agent.membership.link_nodes import (
     SECONDS,

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from allfold_agent.membership.orchestrator_client import Forgotten, OrchestratorClient
-from allfold_cluster.ports import free_address
+from allfold_cluster.environment import free_address
 from allfold_core.errors import MultipleRegister, OrchestratorUnreachable, ServiceError
 from tests.node_agent.membership.linked_node import linked_node
 from tests.support.credentials import with_token

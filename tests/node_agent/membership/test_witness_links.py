@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from allfold_cluster.ports import free_address
+from allfold_cluster.environment import free_address
 from allfold_core.survival import suspicion
 from tests.node_agent.membership.link_nodes import SECONDS, Node, Wire, link, nodes
 from tests.node_agent.membership.link_peer import Charges, Peer, watched

@@ -14,13 +14,13 @@ from typing import Any
 
 import allfold
 from allfold._calls.call import EpochView
-from allfold._connection import Files
-from allfold._draining import Draining
 from allfold._epochs import Epochs
 from allfold._group import Group
-from allfold._in_flight import Lander
 from allfold._lane.lanes import Lanes
-from allfold._settings import GroupSettings
+from allfold._process.draining import LeaveRequest
+from allfold._process.settings import GroupSettings
+from allfold._session.in_flight import Lander
+from allfold._session.requests import Files
 from allfold_core.group_options import GroupOptions
 from allfold_core.operations import Kind
 from allfold_core.short_lane.page import FIRST, PageLayout
@@ -124,7 +124,7 @@ class Ranks:
             check=lambda: None,
         )
         settings = GroupSettings(GroupOptions(DEADLINE_SECONDS, join_timeout=1.0), "native")
-        return Group(membership, settings, Draining(lambda _: None), lambda _: None)
+        return Group(membership, settings, LeaveRequest(lambda _: None), lambda _: None)
 
     def lane(self, rank: int) -> Any:
         return self.groups[rank].membership.epochs.lanes.of(0)

@@ -10,7 +10,7 @@ from typing import Self
 from redis import Redis
 from redis.exceptions import RedisError
 
-from allfold_cluster.ports import free_port
+from allfold_cluster.environment import free_port
 from allfold_cluster.processes import Child, stop_all
 from allfold_cluster.redis_server import RedisServer
 from tests.support.waiting import wait_until

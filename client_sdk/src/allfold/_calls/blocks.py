@@ -8,7 +8,7 @@ from math import prod
 from typing import Any
 
 from allfold import _tensors
-from allfold._calls.call import Seat, checked_counts
+from allfold._calls.call import CallerSeat, checked_counts
 from allfold._tensors import TensorView
 from allfold_core.errors import InvalidArgument
 from allfold_core.verdict import counted
@@ -25,12 +25,14 @@ class Blocks:
         counts: the rows of each rank's block, where they differ.
     """
 
-    seat: Seat
+    seat: CallerSeat
     shape: tuple[int, ...]
     counts: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, seat: Seat, block: TensorView, whole: Any, counts: Sequence[int] | None) -> Blocks:
+    def of(
+        cls, seat: CallerSeat, block: TensorView, whole: Any, counts: Sequence[int] | None
+    ) -> Blocks:
         """Return the blocks that this block, the whole and the argument ``counts`` describe.
 
         Args:
@@ -43,7 +45,7 @@ class Blocks:
         return cls(seat, block.given_shape)
 
     @classmethod
-    def _counted(cls, seat: Seat, block: TensorView, counts: tuple[int, ...]) -> Blocks:
+    def _counted(cls, seat: CallerSeat, block: TensorView, counts: tuple[int, ...]) -> Blocks:
         if block.rows != counts[seat.rank]:
             raise InvalidArgument(
                 f"the block of rank {seat.rank} has {counted(block.rows, 'row')}, but counts "
@@ -53,7 +55,7 @@ class Blocks:
         return cls(seat, block.row_shape, counts) if uneven else cls(seat, block.given_shape)
 
     @classmethod
-    def _listed(cls, seat: Seat, block: TensorView, whole: Sequence[Any]) -> Blocks:
+    def _listed(cls, seat: CallerSeat, block: TensorView, whole: Sequence[Any]) -> Blocks:
         """Return the blocks of a list of tensors.
 
         They may differ in size without ``counts``: a row is one element then."""
@@ -98,7 +100,7 @@ class Blocks:
         return _tensors.like(block.tensor, (rows, *tuple(block.tensor.shape)[1:]))
 
 
-def new_block(seat: Seat, whole: Any, counts: Sequence[int] | None) -> Any:
+def new_block(seat: CallerSeat, whole: Any, counts: Sequence[int] | None) -> Any:
     """A tensor for this rank's block of a whole."""
     if isinstance(whole, list | tuple):
         _check_list(seat, whole)
@@ -112,7 +114,7 @@ def new_block(seat: Seat, whole: Any, counts: Sequence[int] | None) -> Any:
     return _tensors.like(whole, (rows, *tuple(view.tensor.shape)[1:]))
 
 
-def even_share(seat: Seat, rows: int, advice: str) -> int:
+def even_share(seat: CallerSeat, rows: int, advice: str) -> int:
     """The rows of each rank, where nobody has said how many; ``InvalidArgument`` with advice."""
     share, rest = divmod(rows, seat.world_size)
     if rest:
@@ -122,7 +124,7 @@ def even_share(seat: Seat, rows: int, advice: str) -> int:
     return share
 
 
-def _check_list(seat: Seat, given: Sequence[Any]) -> None:
+def _check_list(seat: CallerSeat, given: Sequence[Any]) -> None:
     if len(given) != seat.world_size:
         raise InvalidArgument(
             "a list of blocks has one tensor for each rank; group "

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import index
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from allfold import _tensors
 from allfold._tensors import TensorView
@@ -19,7 +19,7 @@ from allfold_core.wire.local_wire import Message
 LARGEST = 1 << 63
 
 
-class Batch(NamedTuple):
+class TensorBatch(NamedTuple):
     """One tensor, or a list that travels as one; ``shape`` is in the caller's elements."""
 
     views: tuple[TensorView, ...]
@@ -38,16 +38,16 @@ class Batch(NamedTuple):
         return any(view.is_complex for view in self.views)
 
 
-def batch(given: Any, *, written: bool, folded: bool) -> Batch:
+def batch(given: Any, *, written: bool, folded: bool) -> TensorBatch:
     """Look at a tensor or a list of them, as :func:`allfold._tensors.view` does at one."""
     if not isinstance(given, list | tuple):
         view = _tensors.view(given, written=written, folded=folded)
-        return Batch((view,), view.given_shape)
+        return TensorBatch((view,), view.given_shape)
     if not given:
         raise InvalidArgument("an empty list of tensors")
     views = tuple(_tensors.view(each, written=written, folded=folded) for each in given)
     check_one_dtype(views)
-    return Batch(views, (sum(view.given_numel for view in views),))
+    return TensorBatch(views, (sum(view.given_numel for view in views),))
 
 
 def check_one_dtype(views: Sequence[TensorView]) -> None:
@@ -61,7 +61,7 @@ def check_one_dtype(views: Sequence[TensorView]) -> None:
             )
 
 
-def checked_rank(seat: Seat, rank: int, what: str) -> int:
+def checked_rank(seat: CallerSeat, rank: int, what: str) -> int:
     """The rank, if it is one of the group; ``what`` is it in the words of the error."""
     found = None if isinstance(rank, bool) else whole_numbers([rank])
     if found is None or not 0 <= found[0] < seat.world_size:
@@ -72,11 +72,7 @@ def checked_rank(seat: Seat, rank: int, what: str) -> int:
     return found[0]
 
 
-def checked_root(seat: Seat, root: int) -> int:
-    return checked_rank(seat, root, "root")
-
-
-def checked_counts(seat: Seat, counts: Sequence[int], name: str) -> tuple[int, ...]:
+def checked_counts(seat: CallerSeat, counts: Sequence[int], name: str) -> tuple[int, ...]:
     """The rows of each rank, from the argument of that name."""
     checked = whole_numbers(counts)
     if (
@@ -104,7 +100,7 @@ NO_ROOT = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class CallerSeat:
     """The calling rank and its group."""
 
     group: str
@@ -131,7 +127,7 @@ class SeatRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class EpochView(Seat):
+class EpochView(CallerSeat):
     """A group as one rank sees it during an epoch. Rank and size are read here and nowhere else.
 
     Attributes:
@@ -144,12 +140,18 @@ class EpochView(Seat):
     nodes: int
     edge: int = 0
 
+    @classmethod
+    def told(cls, group: str, body: Mapping[str, Any]) -> Self:
+        """Return the view that a message of the agent describes."""
+        names = ("rank", "world_size", "epoch", "nodes", "edge")
+        return cls(group, *(body[name] for name in names))
+
 
 # Calls are made for every op, and what is frozen takes three times as long to make.
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Call:
+class RankCall:
     """The tensors of a call.
 
     Attributes:
@@ -166,7 +168,7 @@ class Call:
 
 
 @dataclass(slots=True, eq=False)
-class CollectiveCall(Call):
+class CollectiveCall(RankCall):
     """One collective as this rank calls it.
 
     Attributes:
@@ -183,7 +185,7 @@ fingerprint = lru_cache(maxsize=1024)(Fingerprint)
 
 
 @dataclass(slots=True, eq=False)
-class P2PCall(Call):
+class P2PCall(RankCall):
     """One end of a message: a tensor, which is the input or the output, and the envelope.
 
     Attributes:

@@ -11,13 +11,12 @@ from allfold._calls.call import (
     AUTO,
     LARGEST,
     NO_ROOT,
+    CallerSeat,
     CollectiveCall,
     P2PCall,
-    Seat,
     batch,
     checked_counts,
     checked_rank,
-    checked_root,
     fingerprint,
     whole_numbers,
 )
@@ -36,11 +35,11 @@ def barrier() -> CollectiveCall:
     return CollectiveCall(fingerprint(Kind.BARRIER, None, DType.UINT8, (0,), NO_ROOT, AUTO))
 
 
-def broadcast(seat: Seat, tensor: Any, root: int, wire: str | None) -> CollectiveCall:
+def broadcast(seat: CallerSeat, tensor: Any, root: int, wire: str | None) -> CollectiveCall:
     rounded = wire not in (None, Wire.NATIVE.label)
     is_root = seat.rank == root
     given = batch(tensor, written=not is_root or rounded, folded=False)
-    root = checked_root(seat, root)
+    root = checked_rank(seat, root, "root")
     print_ = fingerprint(
         Kind.BROADCAST, None, given.dtype, given.shape, root, AUTO, alias=given.alias
     )
@@ -53,22 +52,22 @@ def broadcast(seat: Seat, tensor: Any, root: int, wire: str | None) -> Collectiv
 
 
 def all_gather(
-    seat: Seat, tensor: Any, output: Any, counts: Sequence[int] | None
+    seat: CallerSeat, tensor: Any, output: Any, counts: Sequence[int] | None
 ) -> CollectiveCall:
     block = _tensors.view(tensor, written=False, folded=False)
     blocks = Blocks.of(seat, block, output, counts)
     if output is None:
         output = blocks.new_whole(block)
     views = blocks.views(output, written=True, folded=False)
-    print_ = _fingerprint(Kind.ALL_GATHER, block, blocks, NO_ROOT)
+    print_ = _fingerprint(Kind.ALL_GATHER, block, blocks.shape, blocks.counts, NO_ROOT)
     return CollectiveCall(print_, inputs=(block,), outputs=views, result=output)
 
 
 def gather(
-    seat: Seat, tensor: Any, root: int, output: Any, counts: Sequence[int] | None
+    seat: CallerSeat, tensor: Any, root: int, output: Any, counts: Sequence[int] | None
 ) -> CollectiveCall:
     block = _tensors.view(tensor, written=False, folded=False)
-    root = checked_root(seat, root)
+    root = checked_rank(seat, root, "root")
     is_root = seat.rank == root
     if output is not None and not is_root:
         raise InvalidArgument(f"only the root, rank {root}, gets what is gathered: pass no output")
@@ -76,15 +75,15 @@ def gather(
     if is_root and output is None:
         output = blocks.new_whole(block)
     views = blocks.views(output, written=True, folded=False) if is_root else ()
-    print_ = _fingerprint(Kind.GATHER, block, blocks, root)
+    print_ = _fingerprint(Kind.GATHER, block, blocks.shape, blocks.counts, root)
     return CollectiveCall(print_, inputs=(block,), outputs=views, result=output)
 
 
 def scatter(
-    seat: Seat, output: Any, inputs: Any, root: int, counts: Sequence[int] | None
+    seat: CallerSeat, output: Any, inputs: Any, root: int, counts: Sequence[int] | None
 ) -> CollectiveCall:
     block = _tensors.view(output, written=True, folded=False)
-    root = checked_root(seat, root)
+    root = checked_rank(seat, root, "root")
     is_root = seat.rank == root
     if is_root == (inputs is None):
         raise InvalidArgument(
@@ -93,22 +92,22 @@ def scatter(
         )
     blocks = Blocks.of(seat, block, inputs, counts)
     views = blocks.views(inputs, written=False, folded=False) if is_root else ()
-    print_ = _fingerprint(Kind.SCATTER, block, blocks, root)
+    print_ = _fingerprint(Kind.SCATTER, block, blocks.shape, blocks.counts, root)
     return CollectiveCall(print_, inputs=views, outputs=(block,), result=output)
 
 
-def _fingerprint(kind: Kind, block: TensorView, blocks: Blocks, root: int) -> Fingerprint:
-    alias, counts = block.element.alias, blocks.counts
-    return fingerprint(
-        kind, None, block.dtype, blocks.shape, root, AUTO, counts=counts, alias=alias
-    )
+def _fingerprint(
+    kind: Kind, view: TensorView, shape: tuple[int, ...], counts: tuple[int, ...], root: int
+) -> Fingerprint:
+    alias = view.element.alias
+    return fingerprint(kind, None, view.dtype, shape, root, AUTO, counts=counts, alias=alias)
 
 
 # One block per pair of ranks
 
 
 def all_to_all(
-    seat: Seat,
+    seat: CallerSeat,
     inputs: Any,
     output: Any,
     send_counts: Sequence[int] | None,
@@ -131,11 +130,11 @@ def all_to_all(
             f"the rows of the input are {list(source.row_shape)}, those of the output "
             f"{list(target.row_shape)}: they must be equal"
         )
-    print_ = _all_to_all_fingerprint(source, source.row_shape, sent + received)
+    print_ = _fingerprint(Kind.ALL_TO_ALL, source, source.row_shape, sent + received, NO_ROOT)
     return CollectiveCall(print_, inputs=(source,), outputs=(target,), result=output)
 
 
-def _listed_all_to_all(seat: Seat, inputs: Sequence[Any], output: Any) -> CollectiveCall:
+def _listed_all_to_all(seat: CallerSeat, inputs: Sequence[Any], output: Any) -> CollectiveCall:
     """From a list to a list, of tensors of any sizes: a row is one element."""
     sources = tuple(_tensors.view(each, written=False, folded=False) for each in inputs)
     if output is None:
@@ -148,19 +147,12 @@ def _listed_all_to_all(seat: Seat, inputs: Sequence[Any], output: Any) -> Collec
         )
     targets = tuple(_tensors.view(each, written=True, folded=False) for each in output)
     counts = tuple(view.given_numel for view in sources + targets)
-    print_ = _all_to_all_fingerprint(sources[0], (), counts)
+    print_ = _fingerprint(Kind.ALL_TO_ALL, sources[0], (), counts, NO_ROOT)
     return CollectiveCall(print_, inputs=sources, outputs=targets, result=output)
 
 
-def _all_to_all_fingerprint(
-    view: TensorView, row_shape: tuple[int, ...], counts: tuple[int, ...]
-) -> Fingerprint:
-    kind, alias = Kind.ALL_TO_ALL, view.element.alias
-    return fingerprint(kind, None, view.dtype, row_shape, NO_ROOT, AUTO, counts=counts, alias=alias)
-
-
 def _split(
-    seat: Seat, view: TensorView, counts: Sequence[int] | None, name: str
+    seat: CallerSeat, view: TensorView, counts: Sequence[int] | None, name: str
 ) -> tuple[int, ...]:
     """Return the number of rows of a tensor that belong to each rank."""
     if counts is None:
@@ -174,19 +166,19 @@ def _split(
     return checked
 
 
-def send(seat: Seat, tensor: Any, to: int, tag: int) -> P2PCall:
+def send(seat: CallerSeat, tensor: Any, to: int, tag: int) -> P2PCall:
     peer = _checked_peer(seat, to, "to")
     view = _tensors.view(tensor, written=False, folded=False)
     return P2PCall(Message.SEND, peer, _checked_tag(tag), inputs=(view,))
 
 
-def recv(seat: Seat, tensor: Any, source: int | None, tag: int) -> P2PCall:
+def recv(seat: CallerSeat, tensor: Any, source: int | None, tag: int) -> P2PCall:
     peer = ANY_SOURCE if source is None else _checked_peer(seat, source, "source")
     view = _tensors.view(tensor, written=True, folded=False)
     return P2PCall(Message.RECV, peer, _checked_tag(tag), outputs=(view,))
 
 
-def _checked_peer(seat: Seat, rank: int, what: str) -> int:
+def _checked_peer(seat: CallerSeat, rank: int, what: str) -> int:
     peer = checked_rank(seat, rank, what)
     if peer == seat.rank:
         raise InvalidArgument(f"rank {rank} cannot exchange a message with itself")

@@ -11,11 +11,11 @@ from allfold._calls.blocks import Blocks, new_block
 from allfold._calls.call import (
     AUTO,
     NO_ROOT,
-    Batch,
+    CallerSeat,
     CollectiveCall,
-    Seat,
+    TensorBatch,
     batch,
-    checked_root,
+    checked_rank,
     fingerprint,
 )
 from allfold_core.dtypes import DType
@@ -39,17 +39,17 @@ def all_reduce(tensor: Any, op: str | ReduceOp, factor: float | None) -> Collect
 
 
 def reduce(
-    seat: Seat, tensor: Any, root: int, op: str | ReduceOp, factor: float | None
+    seat: CallerSeat, tensor: Any, root: int, op: str | ReduceOp, factor: float | None
 ) -> CollectiveCall:
     is_root = seat.rank == root
     given = batch(tensor, written=is_root, folded=True)
-    print_ = _fingerprint(Kind.REDUCE, given, op, factor, checked_root(seat, root))
+    print_ = _fingerprint(Kind.REDUCE, given, op, factor, checked_rank(seat, root, "root"))
     outputs = given.views if is_root else ()
     return CollectiveCall(print_, inputs=given.views, outputs=outputs, in_place=True, result=tensor)
 
 
 def reduce_scatter(
-    seat: Seat,
+    seat: CallerSeat,
     inputs: Any,
     output: Any,
     op: str | ReduceOp,
@@ -61,14 +61,14 @@ def reduce_scatter(
     block = _tensors.view(output, written=True, folded=True)
     blocks = Blocks.of(seat, block, inputs, counts)
     views = blocks.views(inputs, written=False, folded=True)
-    given = Batch((block,), blocks.shape)
+    given = TensorBatch((block,), blocks.shape)
     print_ = _fingerprint(Kind.REDUCE_SCATTER, given, op, factor, NO_ROOT, blocks.counts)
     return CollectiveCall(print_, inputs=views, outputs=(block,), result=output)
 
 
 def _fingerprint(
     kind: Kind,
-    given: Batch,
+    given: TensorBatch,
     op: str | ReduceOp,
     factor: float | None,
     root: int,

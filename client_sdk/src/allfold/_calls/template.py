@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from allfold._calls.call import Call
+from allfold._calls.call import RankCall
 from allfold._elements import stored_as
 from allfold._tensors import TensorView
 from allfold_core.operations import ReduceOp
@@ -125,7 +125,7 @@ _WHOLE = -1
 _REMEMBERED = 256
 
 
-class Place:
+class TensorPlace:
     """The place where alike calls have a tensor.
 
     Args:
@@ -136,7 +136,7 @@ class Place:
 
     __slots__ = (
         "_arrays", "_dtype", "_element", "_shape", "argument", "dtype", "element", "is_torch",
-        "nbytes", "numel", "shape",
+        "nbytes", "shape",
     )  # fmt: skip
 
     def __init__(self, view: TensorView, argument: int, element: int) -> None:
@@ -145,7 +145,6 @@ class Place:
         self.dtype = view.dtype
         self.shape = view.shape
         self.nbytes = view.nbytes
-        self.numel = view.numel
         self.is_torch = view.is_torch
         self._dtype, self._shape = view.tensor.dtype, tuple(view.tensor.shape)
         self._element = view.element
@@ -209,7 +208,12 @@ class Template:
     __slots__ = ("_result", "in_place", "inputs", "outputs")
 
     def __init__(
-        self, inputs: tuple[Place, ...], outputs: tuple[Place, ...], result: int, *, in_place: bool
+        self,
+        inputs: tuple[TensorPlace, ...],
+        outputs: tuple[TensorPlace, ...],
+        result: int,
+        *,
+        in_place: bool,
     ) -> None:
         self.inputs = inputs
         self.outputs = outputs
@@ -217,7 +221,7 @@ class Template:
         self._result = result
 
     @classmethod
-    def of(cls, call: Call, given: Sequence[Any]) -> Template | None:
+    def of(cls, call: RankCall, given: Sequence[Any]) -> Template | None:
         """Return the template that a call makes; ``None`` if others need to be looked at.
 
         Args:
@@ -235,11 +239,6 @@ class Template:
         if any(each.is_new for each in inputs) or any(each.is_new != is_new for each in outputs):
             return None
         return cls(inputs, outputs, result, in_place=call.in_place)
-
-    @property
-    def sides(self) -> tuple[tuple[Place, ...], tuple[Place, ...]]:
-        """The places of the inputs, and of the outputs."""
-        return self.inputs, self.outputs
 
     def fill(self, given: Sequence[Any]) -> Filled:
         """Return the tensors of a call with these arguments."""
@@ -281,16 +280,18 @@ class Filled:
             outputs = _arrays(self._template.outputs, self._outputs)
         return None if inputs is None or outputs is None else (inputs, outputs)
 
-    def call(self) -> Call:
+    def call(self) -> RankCall:
         """Return the call with views of its tensors."""
         template = self._template
         inputs = outputs = _views(template.inputs, self._inputs)
         if self._outputs is not self._inputs:
             outputs = _views(template.outputs, self._outputs)
-        return Call(inputs=inputs, outputs=outputs, in_place=template.in_place, result=self.result)
+        return RankCall(
+            inputs=inputs, outputs=outputs, in_place=template.in_place, result=self.result
+        )
 
 
-def _arrays(places: Sequence[Place], tensors: Sequence[Any]) -> Arrays | None:
+def _arrays(places: Sequence[TensorPlace], tensors: Sequence[Any]) -> Arrays | None:
     found = []
     for place, tensor in zip(places, tensors, strict=True):
         if (array := place.array(tensor)) is None:
@@ -299,7 +300,7 @@ def _arrays(places: Sequence[Place], tensors: Sequence[Any]) -> Arrays | None:
     return found
 
 
-def _views(places: Sequence[Place], tensors: Sequence[Any]) -> tuple[TensorView, ...]:
+def _views(places: Sequence[TensorPlace], tensors: Sequence[Any]) -> tuple[TensorView, ...]:
     return tuple([place.view(each) for place, each in zip(places, tensors, strict=True)])
 
 
@@ -313,7 +314,7 @@ def _is_plain(view: TensorView) -> bool:
     return type(tensor) is np.ndarray and tensor.dtype == stored_as(view.dtype)
 
 
-def _is_alone(call: Call) -> bool:
+def _is_alone(call: RankCall) -> bool:
     return len(call.outputs) == 1 and call.outputs[0].tensor is call.result
 
 
@@ -331,9 +332,9 @@ class _Places:
     def _note(self, each: Any, argument: int, element: int) -> None:
         self._found.setdefault(id(each), []).append((argument, element))
 
-    def of(self, views: Sequence[TensorView]) -> tuple[Place, ...] | None:
+    def of(self, views: Sequence[TensorView]) -> tuple[TensorPlace, ...] | None:
         """Return the places; ``None`` if a tensor was given twice, so that there are several."""
         found = [self._found.get(id(view.tensor), [(_NEW, _WHOLE)]) for view in views]
         if any(len(each) > 1 for each in found):
             return None
-        return tuple(Place(view, *each) for view, (each,) in zip(views, found, strict=True))
+        return tuple(TensorPlace(view, *each) for view, (each,) in zip(views, found, strict=True))

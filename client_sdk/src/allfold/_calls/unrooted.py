@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from allfold import _tensors
-from allfold._calls.call import Seat
+from allfold._calls.call import CallerSeat
 from allfold_core.errors import BroadcastMultipleTensors, BroadcastNoTensor, InvalidArgument
 from allfold_core.operations import MAX_DIMENSIONS
 from allfold_core.verdict import counted
@@ -69,7 +69,7 @@ def described(about: np.ndarray[Any, np.dtype[np.int64]]) -> Any:
 Record = np.ndarray[Any, np.dtype[np.int64]]
 
 
-def record_of(seat: Seat, tensor: Any) -> tuple[Record, InvalidArgument | None]:
+def record_of(seat: CallerSeat, tensor: Any) -> tuple[Record, InvalidArgument | None]:
     """This rank's record, and what is wrong with its tensor.
 
     The others wait for the record even of a tensor that cannot be moved, and must hear of it.
@@ -86,7 +86,7 @@ def record_of(seat: Seat, tensor: Any) -> tuple[Record, InvalidArgument | None]:
     return np.concatenate([flags, about]), unfit
 
 
-def source_in(seat: Seat, total: Record) -> int:
+def source_in(seat: CallerSeat, total: Record) -> int:
     """The one rank that brought a tensor, from the sum of all records."""
     sources = np.flatnonzero(total[: seat.world_size]).tolist()
     if not sources:
@@ -103,7 +103,7 @@ def source_in(seat: Seat, total: Record) -> int:
     return int(sources[0])
 
 
-def new_target(seat: Seat, total: Record, source: int) -> Any:
+def new_target(seat: CallerSeat, total: Record, source: int) -> Any:
     """A tensor like that of the source, for a rank that brought none."""
     tensor = described(total[seat.world_size :])
     if tensor is None:

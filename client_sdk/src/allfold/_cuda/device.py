@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from allfold_core.errors import AllfoldError, GpuFailed, InvalidArgument
 
 
-class CudaUnavailable(Exception):
+class NoCuda(Exception):
     """This process has no CUDA; says why."""
 
 
@@ -21,23 +21,23 @@ def load() -> Any:
     """The driver's functions, ready for use.
 
     Raises:
-        CudaUnavailable: there is no binding, no driver, or no GPU.
+        NoCuda: there is no binding, no driver, or no GPU.
     """
     try:
         from cuda.bindings import driver
     except ImportError as error:
-        raise CudaUnavailable(
+        raise NoCuda(
             "the package cuda-bindings is not installed (pip install 'allfold[cuda13]', or cuda12 "
             "for drivers before 580; see docs/gpu.md)"
         ) from error
     try:
         code, *_ = driver.cuInit(0)
     except Exception as error:  # of a type that depends on the version of the binding
-        raise CudaUnavailable(f"there is no NVIDIA driver: {error}") from error
+        raise NoCuda(f"there is no NVIDIA driver: {error}") from error
     if code == driver.CUresult.CUDA_ERROR_NO_DEVICE:
-        raise CudaUnavailable("the NVIDIA driver shows no GPU")
+        raise NoCuda("the NVIDIA driver shows no GPU")
     if code:
-        raise CudaUnavailable(f"the NVIDIA driver does not work: {code.name}")
+        raise NoCuda(f"the NVIDIA driver does not work: {code.name}")
     return driver
 
 
@@ -63,7 +63,7 @@ PATIENCE_SECONDS = 10.0
 class Event:
     """A point in the work of a stream."""
 
-    def __init__(self, device: Device, stream: Any) -> None:
+    def __init__(self, device: CudaDevice, stream: Any) -> None:
         self._device = device
         self.handle = call("cuEventCreate", load().CUevent_flags.CU_EVENT_DISABLE_TIMING)
         call("cuEventRecord", self.handle, stream)
@@ -86,7 +86,7 @@ class Allocation(NamedTuple):
     descriptor: int
 
 
-class Device:
+class CudaDevice:
     """A GPU, by its number in this process.
 
     All copies go through one stream of our own. What they go to is touched by nothing else, so a
@@ -189,7 +189,7 @@ class Device:
         call("cuStreamWriteValue32", self.stream, address, value, 0)
 
     def register(self, address: int, nbytes: int) -> int:
-        """Let the GPU reach memory of the host; returns the address that it has for the GPU."""
+        """Register memory of the host with the GPU; return its address for the GPU."""
         driver = load()
         flags = driver.CU_MEMHOSTREGISTER_PORTABLE | driver.CU_MEMHOSTREGISTER_DEVICEMAP
         call("cuMemHostRegister", address, nbytes, flags)
@@ -247,7 +247,7 @@ class Device:
         return found
 
     def free(self, address: int, size: int) -> None:
-        """Let go of an allocation. Whoever has it open keeps the memory until it closes it."""
+        """Release an allocation. Whoever has it open keeps the memory until it closes it."""
         if address:
             load().cuMemUnmap(address, size)
             load().cuMemAddressFree(address, size)

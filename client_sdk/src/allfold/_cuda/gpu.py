@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from allfold._arena import GRANULE, Arena, Block, Share
-from allfold._cuda.device import CudaUnavailable, Device, Event, is_recording, load, order
+from allfold._arena import GRANULE, Arena, ArenaBlock, Share
+from allfold._cuda.device import CudaDevice, Event, NoCuda, is_recording, load, order
 from allfold._cuda.memory import PinnedMemory, ShareGpu, device_memory, pinned_memory
 from allfold._elements import itemsize_of
-from allfold._gpu_path import Choice, Path, choose, wanted
+from allfold._process.settings import Choice, Path, choose, wanted
 from allfold_core.errors import ArenaExhausted, GpuFailed, InvalidArgument
 from allfold_core.wire.local_wire import FENCE_WORD, Fence
 
@@ -30,7 +30,7 @@ _LEGACY_STREAM = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Agent:
+class AgentAccess:
     """The part of a session that GPUs need: facts about its agent, and how memory is handed over.
 
     Attributes:
@@ -65,10 +65,10 @@ class Gpu:
     staging: Arena
     pinned: Arena
     arrays: Arena
-    device: Device
+    device: CudaDevice
     array_written: Event | None = None
 
-    def __init__(self, ordinal: int, agent: Agent) -> None:
+    def __init__(self, ordinal: int, agent: AgentAccess) -> None:
         self.ordinal = ordinal
         self._lock = RLock()
         self._passed = 0
@@ -79,12 +79,12 @@ class Gpu:
             level, "tensors on cuda:%d: path %s, because %s", ordinal, self.path.value, self.why
         )
 
-    def _open(self, ordinal: int, agent: Agent) -> Choice:
+    def _open(self, ordinal: int, agent: AgentAccess) -> Choice:
         asked = wanted()
         try:
             load()
-            self.device = Device(ordinal)
-        except (CudaUnavailable, GpuFailed) as error:
+            self.device = CudaDevice(ordinal)
+        except (NoCuda, GpuFailed) as error:
             return choose(asked, str(error), agent.gpus, "", agent.reason)
         choice = choose(asked, None, agent.gpus, self.device.uuid, agent.reason)
         if choice.path is Path.HOST:
@@ -95,7 +95,7 @@ class Gpu:
             return Choice(Path.HOST, f"the GPU cannot use the host's memory: {error.message}")
         return self._open_shared(agent, choice) if choice.path is Path.IPC else choice
 
-    def _open_pinned(self, agent: Agent) -> None:
+    def _open_pinned(self, agent: AgentAccess) -> None:
         grow = pinned_memory(self.device, agent.share)
         self.pinned = self.staging = Arena(grow, agent.numbers, GRANULE)
         self._word = self.pinned.allocate(FENCE_WORD.size)
@@ -108,7 +108,7 @@ class Gpu:
             self.pinned.close()
             raise
 
-    def _open_shared(self, agent: Agent, choice: Choice) -> Choice:
+    def _open_shared(self, agent: AgentAccess, choice: Choice) -> Choice:
         grow = device_memory(self.device, agent.share_gpu)
         staging = Arena(grow, agent.numbers, _FIRST_ON_GPU)
         try:
@@ -122,7 +122,7 @@ class Gpu:
         return choice
 
     @contextmanager
-    def turn(self) -> Iterator[Device]:
+    def turn(self) -> Iterator[CudaDevice]:
         """Give the GPU work that belongs together, while no other thread does."""
         with self._lock, self.device.current():
             yield self.device
@@ -133,7 +133,7 @@ class Gpu:
         self.device.write(self._word_on_gpu, self._passed)
         return Fence(self._word.region, self._passed)
 
-    def allocate_array(self, nbytes: int) -> Block:
+    def allocate_array(self, nbytes: int) -> ArenaBlock:
         """Memory for a tensor of the user's, ready for the current stream.
 
         As with torch's own allocator, the stream on which freed memory was allocated may still use
@@ -179,7 +179,7 @@ class Gpu:
         return self.path is Path.IPC
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Release the memory."""
         if self.path is Path.HOST:
             return
         if self.shares_memory:

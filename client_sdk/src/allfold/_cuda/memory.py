@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from allfold._arena import Bytes, Grow, HostMemory, Share
-from allfold._cuda.device import PATIENCE_SECONDS, Device
+from allfold._cuda.device import PATIENCE_SECONDS, CudaDevice
 from allfold_core.errors import ArenaExhausted, GpuFailed
 
 log = logging.getLogger("allfold")
@@ -26,14 +26,14 @@ ShareGpu = Callable[[int, int, str, int, bytes], None]
 class PinnedMemory(HostMemory):
     """Memory of the host that stays where it is, so that the GPU copies there by itself."""
 
-    def __init__(self, device: Device, size: int) -> None:
+    def __init__(self, device: CudaDevice, size: int) -> None:
         super().__init__(size)
         self._device = device
         with device.current():
             self.on_gpu = device.register(self.address, size)
 
     def close(self) -> None:
-        """Let go of it, after the last copy."""
+        """Release it, after the last copy."""
         try:
             with self._device.current():
                 self._device.finish()
@@ -48,7 +48,7 @@ class DeviceMemory:
 
     bytes: Bytes | None = None
 
-    def __init__(self, device: Device, size: int) -> None:
+    def __init__(self, device: CudaDevice, size: int) -> None:
         self.address = 0
         self._device = device
         self._pid = os.getpid()
@@ -78,7 +78,7 @@ class DeviceMemory:
         """Do nothing: the segment is freed with the last array in it."""
 
 
-def pinned_memory(device: Device, share: Share) -> Grow:
+def pinned_memory(device: CudaDevice, share: Share) -> Grow:
     """Segments of page-locked memory of the host."""
 
     def grow(number: int, size: int) -> PinnedMemory:
@@ -93,7 +93,7 @@ def pinned_memory(device: Device, share: Share) -> Grow:
     return grow
 
 
-def device_memory(device: Device, share: ShareGpu) -> Grow:
+def device_memory(device: CudaDevice, share: ShareGpu) -> Grow:
     """Segments in the GPU's memory. The agent proves that it sees the same memory as this process.
 
     What a GPU is called proves nothing: what two containers call the same need not be.
@@ -111,7 +111,7 @@ def device_memory(device: Device, share: ShareGpu) -> Grow:
     return grow
 
 
-def _written(device: Device, memory: DeviceMemory) -> bytes:
+def _written(device: CudaDevice, memory: DeviceMemory) -> bytes:
     """Return the random bytes written at the beginning of memory, which nobody else can guess."""
     proof = np.frombuffer(secrets.token_bytes(_PROOF_BYTES), np.uint8)
     source, side = proof.__array_interface__["data"][0], device.side_stream

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from allfold._lane.recipe import Recipe
-from allfold._pending import Pending
+from allfold._session.requests import Pending
 
 if TYPE_CHECKING:
-    from allfold._lane.short_lane import ShortLane
+    from allfold._lane.short_lane import RankLane
 
 # After so long the agent is asked to look whether the op can be finished; again after twice that.
 _ASK_SECONDS = 0.05
@@ -41,7 +41,7 @@ class LaneOp(Pending):
 
     def __init__(
         self,
-        lane: ShortLane,
+        lane: RankLane,
         seq: int,
         slot: int,
         recipe: Recipe,

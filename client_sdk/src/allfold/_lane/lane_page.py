@@ -5,18 +5,23 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from threading import Lock
+from collections.abc import Callable
+from contextlib import suppress
+from threading import Lock, RLock
+from typing import TypeVarTuple
 
 import numpy as np
 
-from allfold._arena import Block, Bytes
-from allfold._connection import Files
-from allfold._lane import futex
-from allfold_core.short_lane.page import WORD, PageLayout
+from allfold._arena import ArenaBlock, Bytes
+from allfold._process import futex
+from allfold._session.requests import Files
+from allfold_core.short_lane.page import WORD, PageLayout, PostHeader, write_again, write_header
 from allfold_core.wire.local_wire import Region
 
+Given = TypeVarTuple("Given")
 
-class LanePage:
+
+class RankPage:
     """The words and slots of a page.
 
     Args:
@@ -61,7 +66,7 @@ class LanePage:
         os.eventfd_write(self.files.descriptors[1], 1)
 
     def fence(self) -> None:
-        """Have what was stored before this seen by others before anything is loaded after it.
+        """Order memory: others see what was stored before this as anything is loaded after it.
 
         A processor may load while its own stores are on their way. To take a lock makes it wait.
         """
@@ -78,14 +83,113 @@ class LanePage:
         start = self.layout.output_offset(self.index, slot)
         return self._memory[start : start + self.layout.slot_bytes]
 
-    def input_block(self, slot: int, nbytes: int) -> Block:
+    def input_block(self, slot: int, nbytes: int) -> ArenaBlock:
         """The memory in which this rank leaves its input."""
         return self._block(self.layout.input_offset(self.index, slot), nbytes)
 
-    def output_block(self, slot: int, nbytes: int) -> Block:
+    def output_block(self, slot: int, nbytes: int) -> ArenaBlock:
         """The memory in which the agent leaves the result of an op that it has taken over."""
         return self._block(self.layout.output_offset(self.index, slot), nbytes)
 
-    def _block(self, offset: int, nbytes: int) -> Block:
+    def _block(self, offset: int, nbytes: int) -> ArenaBlock:
         memory = self._memory[offset : offset + nbytes]
-        return Block(Region(0, offset), nbytes, self.address + offset, memory, self)
+        return ArenaBlock(Region(0, offset), nbytes, self.address + offset, memory, self)
+
+
+class PostHeaders:
+    """The headers of a rank's posts, of which those that stay as they are need not be written."""
+
+    def __init__(self, page: RankPage, epoch: int) -> None:
+        self._page = page
+        self._epoch = epoch
+        slots = range(page.layout.slots)
+        self._words = [page.layout.post_word(page.index, slot) for slot in slots]
+        self._written: list[object] = [None for _ in slots]
+
+    def write(
+        self, slot: int, digest: int, packed: bytes, timeout: float, called: float, seq: int
+    ) -> None:
+        """Write the header of a post, and its fingerprint, but for the word that publishes it."""
+        word, view, header = self._words[slot], self._page.view, (packed, timeout)
+        if self._written[slot] == header:
+            write_again(view, word, called, seq)
+            return
+        self._written[slot] = None  # before the first byte: an exception may leave it half written
+        start = self._page.layout.fingerprint_offset(self._page.index, slot)
+        view[start : start + len(packed)] = packed
+        about = PostHeader(digest, called, timeout, self._epoch, len(packed), seq)
+        write_header(view, word, about)
+        self._written[slot] = header
+
+
+class PageWords:
+    """The indices of the words of a page that one rank reads and writes; lists are by slot.
+
+    Attributes:
+        others: the posts on which this rank waits to finish.
+        locals: the posts of the other ranks of the node.
+        mine: the posts of this rank.
+        waiting: who of the others blocks, and on which word; ``i_wait`` is this rank's.
+        read: the last message of this rank that the agent has read.
+        finished: up to where those have finished who read this rank's slots; ``i_finished`` is
+            this rank's.
+    """
+
+    def __init__(self, layout: PageLayout, me: int, *, crosses_nodes: bool) -> None:
+        others = [rank for rank in range(layout.ranks) if rank != me]
+        # Across nodes, a rank reads nothing but what the agent has made of all inputs.
+        rows = [layout.agent] if crosses_nodes else others
+        slots = range(layout.slots)
+        self.others = [[layout.post_word(row, slot) for row in rows] for slot in slots]
+        self.locals = [[layout.post_word(rank, slot) for rank in others] for slot in slots]
+        self.mine = [layout.post_word(me, slot) for slot in slots]
+        self.waiting = [layout.waiting_word(row) for row in rows]
+        self.i_wait = layout.waiting_word(me)
+        self.read = layout.read_word(me)
+        readers = [] if crosses_nodes else others
+        self.finished = [layout.finished_word(rank) for rank in readers]
+        self.i_finished = layout.finished_word(me)
+
+
+class BlockingTurn:
+    """The turn of one thread of a rank to block on the page: there is one word to announce it in.
+
+    Args:
+        announced: that word.
+    """
+
+    def __init__(self, page: RankPage, announced: int) -> None:
+        self._page = page
+        self._announced = announced
+        self._turn = RLock()  # it can be told whose it is, see _end
+
+    def take(self, seconds: float, act: Callable[[*Given], None], *given: *Given) -> bool:
+        """Do ``act(...)`` in the turn of this thread; return False if it does not come in time."""
+        try:
+            if not self._turn.acquire(timeout=seconds):
+                return False
+            act(*given)
+            self._end()
+        except BaseException:
+            self._end()
+            raise
+        return True
+
+    def block(self, word: int, may_block: Callable[[int], bool], seconds: float) -> None:
+        """Block on a word, for so long at most, if its value says that there is something to await.
+
+        To be called in the turn. It is announced before the value is read: whoever changes the word
+        after that sees the announcement, and wakes this rank.
+        """
+        words = self._page.words
+        words[self._announced] = word + 1
+        self._page.fence()
+        value = words[word]
+        if may_block(value):
+            self._page.wait(word, value, int(seconds * 1e6))
+
+    def _end(self) -> None:
+        """Give up the turn. Twice, or in a thread that has not got it, it does no harm."""
+        self._page.words[self._announced] = 0
+        with suppress(RuntimeError):  # this thread has not got the lock, or has given it back
+            self._turn.release()

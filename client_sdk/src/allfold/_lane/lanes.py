@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from allfold._connection import Connection
-from allfold._lane.lane_page import LanePage
+from allfold._lane.lane_page import RankPage
 from allfold._lane.recipe import PageSeat
-from allfold._lane.short_lane import ShortLane
+from allfold._lane.short_lane import RankLane
+from allfold._session.connection import AgentConnection
 from allfold_core.errors import AllfoldError
 from allfold_core.short_lane.choice import LaneRules
 from allfold_core.short_lane.page import PageLayout
@@ -22,10 +22,10 @@ class Lanes:
         number: the agent's number of the group.
     """
 
-    def __init__(self, connection: Connection, number: int) -> None:
+    def __init__(self, connection: AgentConnection, number: int) -> None:
         self._connection = connection
         self._number = number
-        self._by_epoch: dict[int, ShortLane] = {}
+        self._by_epoch: dict[int, RankLane] = {}
         self._last_message = -1
 
     def announce(self, body: Mapping[str, Any]) -> None:
@@ -38,15 +38,15 @@ class Lanes:
             return
         about = body["page"]
         seat = PageSeat(tuple(map(tuple, about["placement"])), about["node"], about["index"])
-        page = LanePage(files, PageLayout.from_dict(about), seat.index)
+        page = RankPage(files, PageLayout.from_dict(about), seat.index)
         epoch = body["epoch"]
         rules = LaneRules.from_dict(about)
-        lane = ShortLane(page, self._connection, self._number, epoch, seat, rules)
+        lane = RankLane(page, self._connection, self._number, epoch, seat, rules)
         lane.unread = self._last_message
         used = {each: old for each, old in self._by_epoch.items() if old.open_ops()}
         self._by_epoch = {**used, epoch: lane}
 
-    def of(self, epoch: int) -> ShortLane | None:
+    def of(self, epoch: int) -> RankLane | None:
         """Return the lane of an epoch; ``None`` if that has none."""
         return self._by_epoch.get(epoch)
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from math import prod
+from typing import NamedTuple
 
 from allfold._elements import stored_as
-from allfold._lane.folding import Fold, copy, fold_of
+from allfold._lane.folding import Elements, Fold, copy, fold_of
+from allfold._lane.lane_page import RankPage
 from allfold_core.operations import Fingerprint, Kind
 from allfold_core.schedules.parts import Part, Placement, block_numels, exchange_layout, layout
+from allfold_core.short_lane.choice import LaneRules
 from allfold_core.short_lane.page import digest_of
 
 
@@ -111,3 +116,118 @@ def _parts(fingerprint: Fingerprint, seat: PageSeat) -> tuple[Part, ...]:
     if kind.has_blocks:
         sizes = block_numels(fingerprint, world_size)
     return layout(kind, sizes, fingerprint.root, seat.placement, seat.node).parts
+
+
+Shape = tuple[int, ...]
+
+
+class Piece(NamedTuple):
+    """A range of an output, and the inputs that it is the fold of.
+
+    Attributes:
+        output: which one.
+        range: of its elements; ``None`` for all of it.
+        sources: in the slots of the ranks; of the shape of the output where it is all of it.
+    """
+
+    output: int
+    range: slice | None
+    sources: tuple[Elements, ...]
+
+
+class SlotPlan:
+    """The memory of a slot as the calls see it.
+
+    Args:
+        inputs, outputs: the shapes of the tensors.
+
+    Attributes:
+        inputs: where this rank leaves its inputs, in their shapes.
+        output: where its outputs lie if they are taken from the slot, one after the other.
+    """
+
+    __slots__ = ("_fold", "_pieces", "inputs", "output")
+
+    def __init__(
+        self,
+        page: RankPage,
+        slot: int,
+        recipe: Recipe,
+        inputs: Sequence[Shape],
+        outputs: Sequence[Shape],
+    ) -> None:
+        mine = page.inputs(page.index, slot).view(recipe.stored)
+        self.inputs = [
+            mine[start:stop].reshape(shape)
+            for shape, (start, stop) in zip(inputs, _ends(inputs), strict=True)
+        ]
+        self.output = page.outputs(slot).view(recipe.stored)[: recipe.numel]
+        self._fold = recipe.fold
+        rows = [page.inputs(row, slot).view(recipe.stored) for row in range(page.layout.agent + 1)]
+        self._pieces = tuple(_pieces(rows, recipe.moves, outputs))
+
+    def fold_into(self, outputs: Sequence[Elements]) -> None:
+        """Write this rank's outputs."""
+        fold = self._fold
+        for output, part, sources in self._pieces:
+            out = outputs[output]
+            fold(sources, out if part is None else out.reshape(-1)[part])
+
+
+def _pieces(
+    rows: Sequence[Elements], moves: Sequence[Move], outputs: Sequence[Shape]
+) -> Iterator[Piece]:
+    for output, (shape, (start, stop)) in enumerate(zip(outputs, _ends(outputs), strict=True)):
+        for move in moves:
+            low, high = max(move.start, start), min(move.stop, stop)
+            if low >= high:
+                continue
+            begins = [(row, begin + low - move.start) for row, begin in move.sources]
+            sources = [rows[row][begin : begin + high - low] for row, begin in begins]
+            if (low, high) == (start, stop) and shape:  # a scalar is folded as a row of one
+                yield Piece(output, None, tuple(each.reshape(shape) for each in sources))
+            else:
+                yield Piece(output, slice(low - start, high - start), tuple(sources))
+
+
+def _ends(shapes: Sequence[Shape]) -> list[tuple[int, int]]:
+    """Return where each tensor starts and stops, if they lie one after the other."""
+    return list(pairwise(accumulate(map(prod, shapes), initial=0)))
+
+
+_REMEMBERED = 512
+
+
+class Recipes:
+    """How calls are done in a lane, kept by their fingerprints, and the plans of their slots."""
+
+    def __init__(self, page: RankPage, seat: PageSeat, rules: LaneRules) -> None:
+        self._page = page
+        self._seat = seat
+        self._rules = rules
+        self._recipes: dict[bytes, Recipe | None] = {}
+        self._plans: dict[tuple[Recipe, int], SlotPlan] = {}
+
+    def of(self, packed: bytes) -> Recipe | None:
+        """Return how calls with this fingerprint are done here; ``None`` if they are not."""
+        try:
+            return self._recipes[packed]
+        except KeyError:
+            return self._learn(packed)
+
+    def _learn(self, packed: bytes) -> Recipe | None:
+        if len(self._recipes) >= _REMEMBERED:
+            self._recipes.clear()
+            self._plans.clear()
+        seat = self._seat
+        recipe = Recipe(packed, seat) if self._rules.serve(packed, seat.world_size) else None
+        self._recipes[packed] = recipe
+        return recipe
+
+    def write_output(self, recipe: Recipe, slot: int) -> None:
+        """Write this rank's output to its slot, from the inputs of all."""
+        plan = self._plans.get((recipe, slot))
+        if plan is None:
+            plan = SlotPlan(self._page, slot, recipe, (), [(recipe.numel,)])
+            self._plans[recipe, slot] = plan
+        plan.fold_into([plan.output])

@@ -13,22 +13,14 @@ from threading import RLock
 from time import monotonic
 from typing import Any
 
-from allfold._connection import Connection
 from allfold._lane.folding import Elements
 from allfold._lane.lane_op import LONGEST_ASK_SECONDS, LaneOp
-from allfold._lane.lane_page import LanePage
-from allfold._lane.recipe import PageSeat, Recipe
-from allfold._lane.slot_plan import SlotPlan
+from allfold._lane.lane_page import BlockingTurn, PageWords, PostHeaders, RankPage
+from allfold._lane.recipe import PageSeat, Recipe, Recipes, SlotPlan
+from allfold._session.connection import AgentConnection
 from allfold_core.errors import AgentLost
 from allfold_core.short_lane.choice import LaneRules
-from allfold_core.short_lane.page import (
-    FIRST,
-    HELD,
-    SINCE,
-    PostHeader,
-    write_again,
-    write_header,
-)
+from allfold_core.short_lane.page import FIRST, HELD, SINCE
 from allfold_core.wire.local_wire import Message, Outcome
 
 # Some tens of microseconds where nothing else wants the processor.
@@ -38,10 +30,9 @@ _READ_SECONDS = 0.01
 # How long a rank blocks before it looks at the world around it.
 _GLANCE_SECONDS = 0.02
 _SEND_SECONDS = 5.0
-_REMEMBERED = 512
 
 
-class ShortLane:
+class RankLane:
     """The page of one epoch of a group, as one rank uses it.
 
     Args:
@@ -52,14 +43,15 @@ class ShortLane:
 
     Attributes:
         page: the memory.
+        recipes: how ops are done here.
         unread: the last op that this rank has sent as a message, unless the agent is known to have
             read that; -1 for none.
     """
 
     def __init__(
         self,
-        page: LanePage,
-        connection: Connection,
+        page: RankPage,
+        connection: AgentConnection,
         number: int,
         epoch: int,
         seat: PageSeat,
@@ -68,54 +60,24 @@ class ShortLane:
         self.epoch = epoch
         self.page = page
         self.unread = -1
-        self._recipes: dict[bytes, Recipe | None] = {}
-        self._plans: dict[tuple[Recipe, int], SlotPlan] = {}
+        self.recipes = Recipes(page, seat, rules)
         self._words = page.words
         self.connection = connection
-        self._number = number
-        self._seat = seat
-        self._rules = rules
-        self._world_size = seat.world_size
-        layout, me = page.layout, page.index
-        # Across nodes, a rank reads nothing but what the agent has made of all inputs.
-        others = [rank for rank in range(layout.ranks) if rank != me]
-        rows = [layout.agent] if seat.crosses_nodes else others
-        slots = range(layout.slots)
-        self._others = [[layout.post_word(row, slot) for row in rows] for slot in slots]
-        self._locals = [[layout.post_word(rank, slot) for rank in others] for slot in slots]
-        self._mine = [layout.post_word(me, slot) for slot in slots]
-        self._waiting = [layout.waiting_word(row) for row in rows]
-        self._i_wait = layout.waiting_word(me)
-        self._read = layout.read_word(me)
-        readers = [] if seat.crosses_nodes else others
-        self._finished = [layout.finished_word(rank) for rank in readers]
-        self._i_finished = layout.finished_word(me)
+        self._number, self._seat, self._world_size = number, seat, seat.world_size
+        at = PageWords(page.layout, page.index, crosses_nodes=seat.crosses_nodes)
+        self._others, self._locals, self._mine = at.others, at.locals, at.mine
+        self._waiting, self._read = at.waiting, at.read
+        self._finished, self._i_finished = at.finished, at.i_finished
         self._finished_by_all = 0  # as it was when somebody looked last
-        self._in_slot: list[LaneOp | None] = [None] * layout.slots
-        self._headers: list[object] = [None] * layout.slots
+        self._in_slot: list[LaneOp | None] = [None] * page.layout.slots
+        self._headers = PostHeaders(page, epoch)
         self._open: dict[int, LaneOp] = {}  # in the order of their numbers
         self._next = 0
         self._last_misfit = -1
         self._finishing = RLock()
-        self._blocking = RLock()  # it can be told whose it is, see _end_blocking
+        self._turn = BlockingTurn(page, at.i_wait)
 
     # Posting
-
-    def recipe(self, packed: bytes) -> Recipe | None:
-        """Return how calls with this fingerprint are done here; ``None`` if they are not."""
-        try:
-            return self._recipes[packed]
-        except KeyError:
-            return self._learn(packed)
-
-    def _learn(self, packed: bytes) -> Recipe | None:
-        if len(self._recipes) >= _REMEMBERED:
-            self._recipes.clear()
-            self._plans.clear()
-        seat = self._seat
-        recipe = Recipe(packed, seat) if self._rules.serve(packed, seat.world_size) else None
-        self._recipes[packed] = recipe
-        return recipe
 
     def slot_for(self, seq: int) -> int:
         """Return the slot of an op; -1 if the op cannot be posted, so that it is a message."""
@@ -140,7 +102,7 @@ class ShortLane:
     def _await_reader(self) -> bool:
         """Wait a moment until the agent has read all messages of before; return True if it has."""
         words, word, spins, deadline = self._words, self._read, _SPINS, 0.0
-        while (value := words[word]) <= self.unread:
+        while words[word] <= self.unread:
             if spins:
                 spins -= 1
                 os.sched_yield()
@@ -149,30 +111,12 @@ class ShortLane:
             deadline = deadline or now + _READ_SECONDS
             if now >= deadline:
                 return False
-            self._block_on(word, value, deadline - now)
+            if not self._turn.take(
+                0.0, self._turn.block, word, lambda read: read <= self.unread, deadline - now
+            ):
+                os.sched_yield()
         self.unread = -1
         return True
-
-    def _block_on(self, word: int, value: int, seconds: float) -> None:
-        """Block while a word has a value, unless another thread of this rank blocks."""
-        try:
-            if self._blocking.acquire(blocking=False):
-                self._words[self._i_wait] = word + 1
-                self.page.fence()
-                if self._words[word] == value:
-                    self.page.wait(word, value, int(seconds * 1e6))
-                self._end_blocking()
-            else:
-                os.sched_yield()
-        except BaseException:
-            self._end_blocking()
-            raise
-
-    def _end_blocking(self) -> None:
-        """Let another thread block on the page. To do so twice, or for another, does no harm."""
-        self._words[self._i_wait] = 0
-        with suppress(RuntimeError):  # this thread has not got the lock, or has given it back
-            self._blocking.release()
 
     def note_message(self, seq: int, packed: bytes | None) -> None:
         """Note that this rank sends an op as a message.
@@ -184,34 +128,19 @@ class ShortLane:
             packed: its fingerprint; ``None`` of an op that this rank cannot call.
         """
         self.unread = seq
-        if packed is None or self.recipe(packed) is not None:
+        if packed is None or self.recipes.of(packed) is not None:
             self._last_misfit = seq
         if not self._open:
             self._next = seq
             self._note_finished()
 
-    def post(
-        self,
-        seq: int,
-        slot: int,
-        recipe: Recipe,
-        timeout: float,
-        called: float,
-    ) -> LaneOp:
+    def post(self, seq: int, slot: int, recipe: Recipe, timeout: float, called: float) -> LaneOp:
         """Tell the other ranks of a call whose input lies in its slot."""
-        word, view = self._mine[slot], self.page.view
-        about = (recipe, timeout)
-        if self._headers[slot] == about:
-            write_again(view, word, called, seq)
-        else:
-            self._headers[slot] = None  # it may remain half written
-            self._write_header(slot, recipe, timeout, called, seq)
-            self._headers[slot] = about
-        op = self._open[seq] = self._in_slot[slot] = LaneOp(
-            self, seq, slot, recipe, called, timeout
-        )
+        self._headers.write(slot, recipe.digest, recipe.packed, timeout, called, seq)
+        op = LaneOp(self, seq, slot, recipe, called, timeout)
+        self._open[seq] = self._in_slot[slot] = op
         self._next = seq + 1
-        words = self._words
+        words, word = self._words, self._mine[slot]
         words[word] = seq + 1  # until here it can be undone, from here on it is called
         self.page.fence()
         if self._seat.crosses_nodes:
@@ -235,8 +164,7 @@ class ShortLane:
     def recover(self, seq: int) -> LaneOp | None:
         """Complete a post in which an exception has come up, or undo it if no rank can see it.
 
-        Returns:
-            The op, if it was posted.
+        Returns the op, if it was posted.
         """
         op = self.posted(seq)
         if op is None:
@@ -256,20 +184,6 @@ class ShortLane:
         words = self._words
         if words[self._waiting[0]] and all(words[each] > seq for each in self._locals[slot]):
             self.page.wake_agent()
-
-    def _write_header(
-        self,
-        slot: int,
-        recipe: Recipe,
-        timeout: float,
-        called: float,
-        seq: int,
-    ) -> None:
-        view, packed = self.page.view, recipe.packed
-        start = self.page.layout.fingerprint_offset(self.page.index, slot)
-        view[start : start + len(packed)] = packed
-        header = PostHeader(recipe.digest, called, timeout, self.epoch, len(packed), seq)
-        write_header(view, self._mine[slot], header)
 
     # Finishing
 
@@ -346,7 +260,7 @@ class ShortLane:
         if op.differs or self._words[FIRST] > op.seq:
             self.connection.wait_until(lambda: self._may_go_on(op, condition), seconds)
         else:
-            self._await_post(op)
+            self._turn.take(_GLANCE_SECONDS, self._await_post, op)
             self.connection.drain()
             if op.is_time_to_ask(monotonic()):
                 self._ask_agent(op)
@@ -361,39 +275,29 @@ class ShortLane:
         return op.done
 
     def _may_go_on(self, op: LaneOp, condition: Callable[[], bool]) -> bool:
-        lost = self.connection.lost is not None
-        if op.done or lost or condition():
+        if op.done or self.connection.lost is not None or condition():
             return True
         words, posted = self._words, op.seq + 1
         all_are_there = all(words[word] == posted for word in self._others[op.slot])
         return all_are_there and not op.differs and self._is_ours(op.seq)
 
     def _await_post(self, op: LaneOp) -> None:
-        """Block until the first post that is missing is there, for a moment at most.
+        """Block, in turn, until the first post that is missing is there, for a moment at most.
 
         The first of all open ops up to this one: another thread may wait for that, and only one at
-        a time blocks on the page, as there is one word to announce it in.
+        a time blocks on the page.
         """
-        try:
-            if self._blocking.acquire(timeout=_GLANCE_SECONDS):
-                self._block_for(op)
-                self._end_blocking()
-        except BaseException:
-            self._end_blocking()
-            raise
-
-    def _block_for(self, op: LaneOp) -> None:
         missing = self._missing_post(op)
         if missing is None:  # it has come meanwhile, or the op waits for the agent's word
             if not self.finish_if_posted(op):
                 self.connection.wait_until(lambda: op.done, _GLANCE_SECONDS)
             return
-        words, (word, posted) = self._words, missing
-        words[self._i_wait] = word + 1
-        self.page.fence()
-        value = words[word]
-        if value != posted and words[FIRST] <= op.seq:
-            self.page.wait(word, value, int(_GLANCE_SECONDS * 1e6))
+        word, posted = missing
+
+        def is_missing(value: int) -> bool:
+            return value != posted and self._words[FIRST] <= op.seq
+
+        self._turn.block(word, is_missing, _GLANCE_SECONDS)
 
     def _missing_post(self, last: LaneOp) -> tuple[int, int] | None:
         """Return the word of the first post that is missing, and what it will be."""
@@ -451,7 +355,7 @@ class ShortLane:
                 continue
             if not is_posted:  # nor do others finish what is behind it
                 break
-            self._fold(op, op.slot)
+            self.recipes.write_output(op.recipe, op.slot)
             self._note_done(op)
         self._note_finished()
 
@@ -460,17 +364,8 @@ class ShortLane:
         op.done = True
         self._open.pop(op.seq, None)
 
-    def _fold(self, op: LaneOp, slot: int) -> None:
-        """Write this rank's output to its slot."""
-        recipe = op.recipe
-        plan = self._plans.get((recipe, slot))
-        if plan is None:
-            plan = SlotPlan(self.page, slot, recipe, (), [(recipe.numel,)])
-            self._plans[recipe, slot] = plan
-        plan.fold_into([plan.output])
-
     def _note_finished(self) -> None:
-        """Let the others use their slots of ops that this rank has finished."""
+        """Publish the end of the finished ops, whose slots the others may use again."""
         end = self._next  # before the open ops: another thread may post one meanwhile
         self._words[self._i_finished] = next(iter(list(self._open)), end)
 
@@ -499,7 +394,7 @@ class ShortLane:
             self._ask_agent(op)
 
     def _ask_agent(self, op: LaneOp) -> None:
-        """Have the agent look at an op: it may be late, or calls may differ."""
+        """Ask the agent to look at an op: it may be late, or calls may differ."""
         body = {"number": self._number, "seq": op.seq}
         with suppress(AgentLost):  # the connection notes it, and so the op has that error
             self.connection.notify(Message.LOOK, body, _SEND_SECONDS)

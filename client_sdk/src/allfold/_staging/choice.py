@@ -5,19 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from allfold._calls.call import Call, EpochView
+from allfold._calls.call import EpochView, RankCall
 from allfold._calls.template import Template
-from allfold._gpu_path import Path
-from allfold._lane.recipe import Recipe
-from allfold._lane.short_lane import ShortLane
-from allfold._lane.slot_plan import SlotPlan
-from allfold._session import Session
+from allfold._lane.recipe import Recipe, SlotPlan
+from allfold._lane.short_lane import RankLane
+from allfold._process.settings import Path
+from allfold._session.session import Session
 from allfold._staging.host import Staged
 from allfold._tensors import TensorView
 from allfold_core.errors import InvalidArgument
 
 
-class Prepared:
+class PreparedCall:
     """The prepared form of calls of one kind, with the same options, dtypes and shapes.
 
     Attributes:
@@ -31,13 +30,13 @@ class Prepared:
     __slots__ = ("_plans", "lane", "packed", "recipe", "template", "view")
 
     def __init__(
-        self, view: EpochView, packed: bytes, template: Template, lane: ShortLane | None
+        self, view: EpochView, packed: bytes, template: Template, lane: RankLane | None
     ) -> None:
         self.view = view
         self.packed = packed
         self.template = template
         self.lane = lane
-        self.recipe: Recipe | None = None if lane is None else lane.recipe(packed)
+        self.recipe: Recipe | None = None if lane is None else lane.recipes.of(packed)
         self._plans: dict[int, SlotPlan] = {}
 
     def plan(self, slot: int) -> SlotPlan:
@@ -49,13 +48,14 @@ class Prepared:
         assert self.lane is not None
         assert self.recipe is not None
         template = self.template
-        inputs, outputs = ([each.shape for each in side] for side in template.sides)
+        sides = (template.inputs, template.outputs)
+        inputs, outputs = ([place.shape for place in side] for side in sides)
         plan = SlotPlan(self.lane.page, slot, self.recipe, inputs, outputs)
         self._plans[slot] = plan
         return plan
 
 
-def stage(session: Session, call: Call, nodes: int) -> Staged:
+def stage(session: Session, call: RankCall, nodes: int) -> Staged:
     """Put the tensors of a call where the agent finds them.
 
     Args:
@@ -72,7 +72,9 @@ def stage(session: Session, call: Call, nodes: int) -> Staged:
     return Staged(session.arena, call)
 
 
-def _stage_on_gpu(session: Session, call: Call, views: Sequence[TensorView], nodes: int) -> Staged:
+def _stage_on_gpu(
+    session: Session, call: RankCall, views: Sequence[TensorView], nodes: int
+) -> Staged:
     views = [view for view in views if view.nbytes] or views  # nothing may be anywhere
     first = views[0].gpu
     if any(view.gpu != first for view in views):

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from allfold._arena import Block
-from allfold._calls.call import Call, P2PCall
+from allfold._arena import ArenaBlock
+from allfold._calls.call import P2PCall, RankCall
 from allfold._cuda.gpu import Gpu
 from allfold._staging.host import Staged, nothing
 from allfold._tensors import TensorView, unseen
@@ -36,7 +36,7 @@ class CudaStaged(Staged):
 
     __slots__ = ("_gpu", "_kept")
 
-    def __init__(self, gpu: Gpu, call: Call, nodes: int) -> None:
+    def __init__(self, gpu: Gpu, call: RankCall, nodes: int) -> None:
         self._gpu = gpu
         self._kept: list[Any] = []
         arena = gpu.pinned if isinstance(call, P2PCall) else gpu.staging
@@ -66,7 +66,7 @@ class CudaStaged(Staged):
         address = view.tensor.data_ptr() if view.is_torch else view.address
         return self._gpu.arrays.locate(address, 1) is not None
 
-    def _copy_in(self, view: TensorView, block: Block, start: int) -> None:
+    def _copy_in(self, view: TensorView, block: ArenaBlock, start: int) -> None:
         address = view.address
         if view.nbytes and not address:
             given = _copyable(view)
@@ -87,7 +87,7 @@ class CudaStaged(Staged):
         streams = {view.stream for view in self._call.outputs if view.nbytes}
         return partial(self._gpu.order_callers, event, streams)
 
-    def _copy_out(self, view: TensorView, block: Block, start: int) -> None:
+    def _copy_out(self, view: TensorView, block: ArenaBlock, start: int) -> None:
         if not view.nbytes:
             return
         source = block.address + start

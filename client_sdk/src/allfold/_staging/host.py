@@ -2,34 +2,53 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from allfold._arena import Arena, Block
-from allfold._calls.call import Call
+from allfold._arena import Arena, ArenaBlock
+from allfold._calls.call import RankCall
 from allfold._lane.lane_op import LaneOp
-from allfold._lane.lane_page import LanePage
+from allfold._lane.lane_page import RankPage
 from allfold._tensors import TensorView
 from allfold_core.wire.local_wire import NO_FENCE, Region
 
 
-class LaneMemory:
-    """Takes the part of :class:`allfold._staging.host.Staged` for an op that was posted."""
+class CallMemory(ABC):
+    """The memory in which the agent, or another rank, finds the tensors of a call."""
 
-    __slots__ = ("_call", "_op", "_page")
+    __slots__ = ("_call",)
 
-    def __init__(self, page: LanePage, call: Call, op: LaneOp) -> None:
-        self._page = page
-        self._call = call
-        self._op = op
+    _call: RankCall
 
     @property
     def result(self) -> Any:
         """Return the caller's outputs."""
         return self._call.result
 
+    @abstractmethod
     def bring_home(self) -> Callable[[], None]:
-        """Copy the result to where the caller wants it."""
+        """Copy the result to where the caller wants it.
+
+        Returns what has to be called by everybody who wants to see it.
+        """
+
+    @abstractmethod
+    def free(self) -> None:
+        """Give the memory back."""
+
+
+class LaneMemory(CallMemory):
+    """The slot of an op that was posted."""
+
+    __slots__ = ("_op", "_page")
+
+    def __init__(self, page: RankPage, call: RankCall, op: LaneOp) -> None:
+        self._page = page
+        self._call = call
+        self._op = op
+
+    def bring_home(self) -> Callable[[], None]:
         outputs = self._call.outputs
         if outputs and self._op.in_use:
             nbytes = sum([view.nbytes for view in outputs])
@@ -40,11 +59,10 @@ class LaneMemory:
         return nothing
 
     def free(self) -> None:
-        """Let the slot be used for another op."""
         self._op.in_use = False
 
 
-def give(page: LanePage, slot: int, call: Call) -> None:
+def give(page: RankPage, slot: int, call: RankCall) -> None:
     """Copy the inputs of a call to a slot."""
     if call.inputs:
         nbytes = sum([view.nbytes for view in call.inputs])
@@ -61,24 +79,7 @@ def nothing() -> None:
     """Do nothing: a result in the host's memory can be seen at once."""
 
 
-class CallMemory(Protocol):
-    """The memory in which the agent, or another rank, finds the tensors of a call."""
-
-    @property
-    def result(self) -> Any:
-        """Return the caller's outputs."""
-
-    def bring_home(self) -> Callable[[], None]:
-        """Copy the result to where the caller wants it.
-
-        Returns what has to be called by everybody who wants to see it.
-        """
-
-    def free(self) -> None:
-        """Give the memory back."""
-
-
-class Staged:
+class Staged(CallMemory):
     """A call's memory in the arena.
 
     What lies there already (``allfold.empty``) is used as it is; the rest is copied, the tensors of
@@ -97,14 +98,14 @@ class Staged:
         ArenaExhausted: no memory is left.
     """
 
-    __slots__ = ("_apart", "_arena", "_blocks", "_call", "_result", "fence", "source", "target")
+    __slots__ = ("_apart", "_arena", "_blocks", "_result", "fence", "source", "target")
 
-    def __init__(self, arena: Arena, call: Call, *, apart: bool = False) -> None:
+    def __init__(self, arena: Arena, call: RankCall, *, apart: bool = False) -> None:
         self._arena = arena
         self._apart = apart
         self._call = call
-        self._blocks: list[Block] = []
-        self._result: Block | None = None
+        self._blocks: list[ArenaBlock] = []
+        self._result: ArenaBlock | None = None
         self.fence = NO_FENCE
         try:
             self._place()
@@ -131,7 +132,7 @@ class Staged:
 
     def _region(
         self, views: Sequence[TensorView], beside: Sequence[TensorView] = ()
-    ) -> tuple[Region, Block | None]:
+    ) -> tuple[Region, ArenaBlock | None]:
         """Return the region of the tensors, and the block that was allocated for them, if any."""
         nbytes = sum([view.nbytes for view in views])
         if not nbytes:
@@ -144,16 +145,7 @@ class Staged:
         self._blocks.append(block)
         return block.region, block
 
-    @property
-    def result(self) -> Any:
-        """Return the caller's outputs."""
-        return self._call.result
-
     def bring_home(self) -> Callable[[], None]:
-        """Copy the result to where the caller wants it.
-
-        Returns what has to be called by everybody who wants to see it.
-        """
         if self._result is not None:
             start = 0
             for view in self._call.outputs:
@@ -162,7 +154,6 @@ class Staged:
         return nothing
 
     def free(self) -> None:
-        """Give the memory back."""
         self._result = None
         while self._blocks:  # none may be given back twice, also if this is interrupted
             self._arena.free(self._blocks.pop())
@@ -174,10 +165,10 @@ class Staged:
         address = view.host_address
         return self._arena.locate(address, view.nbytes) if address else None
 
-    def _copy_in(self, view: TensorView, block: Block, start: int) -> None:
+    def _copy_in(self, view: TensorView, block: ArenaBlock, start: int) -> None:
         view.copy_to(block, start)
 
-    def _copy_out(self, view: TensorView, block: Block, start: int) -> None:
+    def _copy_out(self, view: TensorView, block: ArenaBlock, start: int) -> None:
         view.copy_from(block, start)
 
 

@@ -17,7 +17,7 @@ NOBODYS = -1
 """The commits of a state of which a part was overwritten."""
 
 
-class Version(NamedTuple):
+class StateVersion(NamedTuple):
     """A version of a state.
 
     Attributes:
@@ -31,8 +31,8 @@ class Version(NamedTuple):
 
 
 def find_holders(
-    group: Group, own: Version, timeout: float
-) -> tuple[EpochView, Version, list[int]]:
+    group: Group, own: StateVersion, timeout: float
+) -> tuple[EpochView, StateVersion, list[int]]:
     """Return the newest version among all ranks, and the ranks that have it; a collective.
 
     Among lineages with equally many commits, that of the lowest rank wins.
@@ -44,7 +44,7 @@ def find_holders(
         PeerLost: no rank has a complete state.
     """
     view, rows = _gather(group, np.array(own, np.int64), timeout)
-    versions = [Version(*map(int, row)) for row in rows]
+    versions = [StateVersion(*map(int, row)) for row in rows]
     if all(version.commits == NOBODYS for version in versions):
         raise PeerLost(
             f"group '{group.name}': no rank has a whole state any more, as those that had one were "

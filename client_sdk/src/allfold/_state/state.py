@@ -10,13 +10,13 @@ from typing import Any
 
 from allfold._arena import Bytes
 from allfold._calls.call import EpochView
-from allfold._connection import GRACE_SECONDS
 from allfold._group import Group
 from allfold._registry import registry
-from allfold._state.agreement import NOBODYS, Version, find_holders, share_outcome
+from allfold._session.connection import GRACE_SECONDS
+from allfold._state.agreement import NOBODYS, StateVersion, find_holders, share_outcome
 from allfold._state.image import Image, Manifest, is_stateful, load, named_nodes, with_identities
 from allfold._state.tensors import check_overwritable, form_of, is_overwritable, is_tensor
-from allfold._state.transfer import Landing, Offering, pull
+from allfold._state.transfer import Offering, StateLanding, pull
 from allfold._state.tree import Flattened, pair_tensors, unflatten
 from allfold_core.errors import InvalidArgument, PeerSentIncoherentTensor, WorldChanged
 from allfold_core.group_options import checked_seconds
@@ -141,7 +141,7 @@ class State:
         kept = self._kept
         if kept is None:
             raise InvalidArgument(_NOTHING_KEPT)
-        landing = Landing(self._kept_head, len(kept), self._places)
+        landing = StateLanding(self._kept_head, len(kept), self._places)
         for start, stop in (*spans(0, self._kept_head), *spans(self._kept_head, len(kept))):
             landing.put(start, kept[start:stop])
         self._take(landing)
@@ -190,7 +190,9 @@ class State:
         return True
 
     def _sync(self, group: Group, seconds: float) -> None:
-        view, newest, holders = find_holders(group, Version(self._commits, self._lineage), seconds)
+        view, newest, holders = find_holders(
+            group, StateVersion(self._commits, self._lineage), seconds
+        )
         if len(holders) == view.world_size:
             return
         tag = f"{newest.lineage:x}.{newest.commits}"
@@ -266,7 +268,7 @@ class State:
     def offer(
         self, group: Group, tag: str, view: EpochView | None = None, image: Image | None = None
     ) -> Offering:
-        """Let ranks of the group pull this state; leave it alone until the offer is closed.
+        """Offer this state to ranks of the group; leave it alone until the offer is closed.
 
         Args:
             tag: what all who offer this version call it.
@@ -363,7 +365,7 @@ class State:
         """Mark this state as incomplete: part of it may be overwritten."""
         self._commits, self._lineage = NOBODYS, _new_lineage()
 
-    def _take(self, landing: Landing) -> None:
+    def _take(self, landing: StateLanding) -> None:
         """Assign the values of a state that was received."""
         manifest, tensors = landing.finish()
         values = unflatten(manifest.node, tensors)

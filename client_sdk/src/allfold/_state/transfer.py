@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from allfold._arena import Bytes, HostMemory
-from allfold._connection import GRACE_SECONDS
-from allfold._fork_memory import disown_in_children
-from allfold._membership import Membership
+from allfold._membership import RankMembership
+from allfold._process.fork_memory import disown_in_children
+from allfold._session.connection import GRACE_SECONDS
 from allfold._state.image import Image, Manifest, Pieces
 from allfold._state.tensors import TensorBytes
 from allfold_core.errors import (
@@ -39,7 +39,7 @@ Places = Callable[[Manifest], Sequence[Any | None]]
 """Returns a tensor to overwrite for each of the manifest, or ``None`` to allocate one."""
 
 
-class Landing:
+class StateLanding:
     """Receives the stream of a state: first its head, in order, then the rest in any order.
 
     Args:
@@ -106,7 +106,7 @@ class Landing:
 log = logging.getLogger("allfold")
 
 
-class Transfer:
+class StateTransfer:
     """A socket to the agent, and a window of memory that is shared with it.
 
     Args:
@@ -114,7 +114,9 @@ class Transfer:
         nbytes: the size of the state, ``None`` if unknown; bounds the size of the window.
     """
 
-    def __init__(self, membership: Membership, start: dict[str, Any], nbytes: int | None) -> None:
+    def __init__(
+        self, membership: RankMembership, start: dict[str, Any], nbytes: int | None
+    ) -> None:
         blocks = WINDOW_BLOCKS if nbytes is None else -(-nbytes // BLOCK_BYTES)
         self._window = HostMemory(min(blocks, WINDOW_BLOCKS) * BLOCK_BYTES)
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -182,7 +184,7 @@ class Offering:
     The tensors must not change meanwhile: each block is read when it is requested.
     """
 
-    def __init__(self, membership: Membership, state_id: str, image: Image) -> None:
+    def __init__(self, membership: RankMembership, state_id: str, image: Image) -> None:
         start = {
             "role": "offer",
             "id": state_id,
@@ -191,7 +193,7 @@ class Offering:
             "layout": image.layout,
         }
         self._image = image
-        self._transfer = Transfer(membership, start, image.total)
+        self._transfer = StateTransfer(membership, start, image.total)
         try:
             self._transfer.receive(monotonic() + GRACE_SECONDS)
         except BaseException:
@@ -221,14 +223,14 @@ class Offering:
 
 
 def pull(
-    membership: Membership,
+    membership: RankMembership,
     sources: Sequence[tuple[int, str]],
     places: Places,
     timeout: float,
     *,
     epoch: int,
     opened: Callable[[], None],
-) -> Landing:
+) -> StateLanding:
     """Pull a state from ranks that offer it; return the landing that has received it.
 
     Args:
@@ -249,7 +251,7 @@ def pull(
         "sources": list(sources[:MAX_SOURCES]),
         "timeout": timeout,
     }
-    transfer = Transfer(membership, start, None)
+    transfer = StateTransfer(membership, start, None)
     try:
         return _receive(transfer, places, monotonic() + timeout + GRACE_SECONDS, opened)
     except TimeoutError as error:
@@ -263,16 +265,16 @@ def pull(
 
 
 def _receive(
-    transfer: Transfer, places: Places, deadline: float, opened: Callable[[], None]
-) -> Landing:
+    transfer: StateTransfer, places: Places, deadline: float, opened: Callable[[], None]
+) -> StateLanding:
     """Receive a state until the agent says that it is complete."""
-    landing: Landing | None = None
+    landing: StateLanding | None = None
     while True:
         kind, data = transfer.receive(deadline)
         if kind is TransferMessage.READY:
             size = json.loads(data[1:])
             opened()
-            landing = Landing(size["head"], size["total"], places)
+            landing = StateLanding(size["head"], size["total"], places)
             continue
         assert landing is not None
         if kind is TransferMessage.DONE:

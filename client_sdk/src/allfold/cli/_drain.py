@@ -27,7 +27,7 @@ Json = dict[str, Any]
 @click.option("--timeout", type=Seconds(positive=True), metavar="S", help="Wait no longer than S.")
 @click.argument("node")
 def drain(node: str, orchestrator: str | None, timeout: float | None) -> None:
-    """Have NODE take no more ranks, and wait until those that it has are gone.
+    """Drain NODE: it takes no more ranks; wait until those that it has are gone.
 
     Ranks of elastic groups (init(max_world=)) leave at the next edge of their group, in order, and
     end with status 0: the others go on without them, and nothing is done again. Ranks of other
@@ -39,11 +39,11 @@ def drain(node: str, orchestrator: str | None, timeout: float | None) -> None:
     """
     urls, admin = orchestrators(orchestrator), token("ALLFOLD_ADMIN_TOKEN")
     deadline = None if timeout is None else time.monotonic() + timeout
-    said = ""
+    shown = ""
     while (waits := awaited(answer := _ask(urls, node, admin))) is not None:
-        if waits != said:
+        if waits != shown:
             click.echo(f"node {answer['node']} waits for {waits}")
-            said = waits
+            shown = waits
         if deadline is not None and time.monotonic() > deadline:
             click.echo(f"allfold: after {timeout:g} s, node {node} waits for {waits}", err=True)
             sys.exit(_NOT_DRAINED)
@@ -66,6 +66,6 @@ def awaited(answer: Json) -> str | None:
 
 
 def _ask(urls: Sequence[str], node: str, admin_token: str) -> Json:
-    """Have the orchestrator tell the node to drain, and how far it is."""
+    """Ask the orchestrator to drain the node; return how far it is."""
     path = f"/v1/nodes/{quote(node, safe='')}/drain"
     return ask_replicas(urls, lambda url: post(url + path, admin_token))

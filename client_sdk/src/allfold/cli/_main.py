@@ -20,7 +20,7 @@ FAILED, USAGE, UNREACHABLE = 1, 2, 3
 
 # Command: (module, what it does). The text stands here so that --help imports no command.
 _COMMANDS = {
-    "run": ("_run", "Run a script as the ranks of a job."),
+    "run": ("_run.command", "Run a script as the ranks of a job."),
     "bench": ("_bench.command", "Measure and check the collectives."),
     "up": ("_up", "Start an Allfold on this machine."),
     "status": ("_status", "Show nodes, groups, and what ops wait for."),
@@ -30,8 +30,8 @@ _COMMANDS = {
     "config": ("_config.command", "Show every setting and where it comes from."),
     "certs": ("_certs.command", "Make certificates for TLS."),
     "drain": ("_drain", "Have the ranks of a node leave."),
-    "orchestrator": ("_services", "Become the orchestrator."),
-    "agent": ("_services", "Become a node agent."),
+    "orchestrator": ("_up", "Become the orchestrator."),
+    "agent": ("_up", "Become a node agent."),
 }
 
 

@@ -67,7 +67,7 @@ class Size(click.ParamType):  # type: ignore[type-arg]
         return size
 
 
-class Strategy(click.ParamType):  # type: ignore[type-arg]
+class StrategyName(click.ParamType):  # type: ignore[type-arg]
     """A strategy of any kind, or the choice among them."""
 
     name = "strategy"

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from http import HTTPStatus
 from itertools import islice
 
-from allfold.cli._asking import SECONDS, Failure, ask_agents, ask_replicas, entries
-from allfold.cli._units import age
+from allfold.cli._asking import SECONDS, Failure, ask_agents, ask_replicas, entries, is_older
+from allfold.cli._showing import age
 from allfold_cluster.http import NoAnswer, get_json
 from allfold_core.agent_answers import STATUS, Json, Status
 from allfold_core.errors import (
@@ -26,7 +25,7 @@ _SHOWN_ENDED = 3
 
 
 @dataclass
-class Report:
+class StatusReport:
     """The state of everything that answered.
 
     Attributes:
@@ -72,7 +71,7 @@ class Report:
 
 def gather(
     orchestrators: Sequence[str], agent_urls: Sequence[str], token: str, *, needs_all: bool = True
-) -> Report:
+) -> StatusReport:
     """Ask the orchestrator, the agents that it knows, and those given.
 
     Where agents are given, they are asked whatever is wrong with the orchestrator.
@@ -86,7 +85,7 @@ def gather(
         ServiceError: it answered that it cannot tell, because its state store is down.
         AgentUnreachable: an agent that was given does not answer.
     """
-    report, kept = Report(orchestrator=""), list[Json]()
+    report, kept = StatusReport(orchestrator=""), list[Json]()
     if orchestrators:
         try:
             _ask_orchestrator(report, orchestrators, token)
@@ -112,7 +111,7 @@ def agents_to_ask(orchestrators: Sequence[str], agent_urls: Sequence[str], token
         OrchestratorUnreachable: it was to be asked and does not answer.
         ServiceError: it answered that it cannot tell.
     """
-    report = Report(orchestrator="")
+    report = StatusReport(orchestrator="")
     if orchestrators:
         try:
             _ask_orchestrator(report, orchestrators, token)
@@ -121,11 +120,11 @@ def agents_to_ask(orchestrators: Sequence[str], agent_urls: Sequence[str], token
     return list(dict.fromkeys([*agent_urls, *_present(report)]))
 
 
-def _present(report: Report) -> list[str]:
+def _present(report: StatusReport) -> list[str]:
     return [node["control_url"] for node in report.nodes if node["state"] != "gone"]
 
 
-def _ask_orchestrator(report: Report, urls: Sequence[str], token: str) -> None:
+def _ask_orchestrator(report: StatusReport, urls: Sequence[str], token: str) -> None:
     def ask(url: str) -> None:
         report.orchestrator = url
         try:
@@ -143,7 +142,7 @@ def _known_incidents(orchestrator: str, token: str) -> list[Json]:
     try:
         return list(get_json(url, token, seconds=SECONDS).get("incidents", ()))
     except LocalError as error:
-        if error.details.get("http_status") != HTTPStatus.NOT_FOUND:
+        if not is_older(error):
             raise
         return []
     except NoAnswer as error:  # it has answered before: it has ended since, or stands still

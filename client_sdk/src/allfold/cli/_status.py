@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Iterable
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from allfold.cli._parameters import orchestrator_option, services_to_ask, token
-from allfold.cli._report import Report, gather, incident_lines
+from allfold.cli._report import StatusReport, gather, incident_lines
+from allfold.cli._showing import console, table
 from allfold_core.agent_answers import GroupStatus, Json, Status
 from allfold_core.in_flight import Membership, kept_results
-
-_WIDTH_OF_A_FILE = 200
 
 
 @click.command(short_help="Show nodes, groups, and what ops wait for.")
@@ -48,18 +45,15 @@ def status(orchestrator: str | None, agent_urls: tuple[str, ...], as_json: bool)
         raise report.failure
 
 
-def _show(report: Report) -> None:
-    # A file or a pipe has no width; a terminal knows its own.
-    width = None if sys.stdout.isatty() else _WIDTH_OF_A_FILE
-    console = Console(width=width, highlight=False, markup=False, emoji=False)
-    seen = report.activity
+def _show(report: StatusReport) -> None:
+    out, seen = console(), report.activity
     if report.orchestrator and report.failure is None:
-        console.print(_node_table(report.nodes))
-        console.print(_group_table(report.groups, seen.memberships))
+        out.print(_node_table(report.nodes))
+        out.print(_group_table(report.groups, seen.memberships))
     else:
-        console.print(_agent_table(report.agents.values()))
+        out.print(_agent_table(report.agents.values()))
     for line in incident_lines(seen.incidents, time.time()):
-        console.print(line, soft_wrap=True, style="bold")
+        out.print(line, soft_wrap=True, style="bold")
     lines = [op.sentence() for op in report.other_ops()]
     lines += [message.sentence() for message in seen.messages]
     if not seen.ops and not seen.messages:
@@ -70,14 +64,7 @@ def _show(report: Report) -> None:
     lines += [line for group in seen.memberships for line in (*group.links, *group.lanes)]
     lines += [f"no answer: {problem}" for problem in report.problems.values()]
     for line in lines:
-        console.print(line, soft_wrap=True)
-
-
-def _table(title: str, columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Table:
-    table = Table(*columns, title=title, title_justify="left")
-    for row in rows:
-        table.add_row(*(str(cell) for cell in row))
-    return table
+        out.print(line, soft_wrap=True)
 
 
 def _node_table(nodes: Iterable[Json]) -> Table:
@@ -94,7 +81,7 @@ def _node_table(nodes: Iterable[Json]) -> Table:
         )
         for node in nodes
     )
-    return _table("Nodes", columns, rows)
+    return table("Nodes", columns, rows)
 
 
 def _group_table(groups: Iterable[Json], known: Iterable[Membership]) -> Table:
@@ -114,7 +101,7 @@ def _group_table(groups: Iterable[Json], known: Iterable[Membership]) -> Table:
         )
         for group in groups
     )
-    return _table("Groups", columns, rows)
+    return table("Groups", columns, rows)
 
 
 def _term_and_epoch(known: Membership | None) -> tuple[object, object]:
@@ -148,7 +135,7 @@ def _agent_table(agents: Iterable[Status]) -> Table:
         )
         for agent in agents
     )
-    return _table("Agents", ("node", "state", "groups: ranks here"), rows)
+    return table("Agents", ("node", "state", "groups: ranks here"), rows)
 
 
 def _ranks_here(group: GroupStatus) -> str:

@@ -1,4 +1,4 @@
-"""``allfold up``: an orchestrator and agents on this machine, until Ctrl-C."""
+"""``allfold up``, ``orchestrator`` and ``agent``: start the services on this machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from pathlib import Path
 import click
 
 from allfold_cluster import Cluster
-from allfold_cluster.processes import HasFileno, wait_for
+from allfold_cluster.environment import require
+from allfold_cluster.processes import Waitable, wait_for
 from allfold_cluster.signals import Interrupted, Interrupts
 from allfold_core.errors import ServiceError
 
@@ -38,7 +39,7 @@ def up(nodes: int, redis_url: str, listen: str, as_json: bool) -> None:
 
 def _watch(cluster: Cluster, interrupts: Interrupts) -> None:
     """Return never: a signal or the death of a service comes."""
-    watched: list[HasFileno] = [interrupts, *cluster.services]
+    watched: list[Waitable] = [interrupts, *cluster.services]
     while True:
         wait_for(watched, None)
         interrupts.raise_if_pending()
@@ -77,3 +78,25 @@ def _exports(cluster: Cluster) -> str:
     for number, node in enumerate(cluster.agents.values()):
         lines.append(f"{'# or: ' if number else ''}export ALLFOLD_SOCKET={node.socket}")
     return "\n".join(lines)
+
+
+_PASS_ON = {"ignore_unknown_options": True, "help_option_names": []}
+
+
+@click.command(context_settings=_PASS_ON, short_help="Become the orchestrator.")
+@click.argument("options", nargs=-1, type=click.UNPROCESSED)
+def orchestrator(options: tuple[str, ...]) -> None:
+    """Become the orchestrator; the options are its own (see --help)."""
+    _become("allfold_orchestrator", options)
+
+
+@click.command(context_settings=_PASS_ON, short_help="Become a node agent.")
+@click.argument("options", nargs=-1, type=click.UNPROCESSED)
+def agent(options: tuple[str, ...]) -> None:
+    """Become the node agent; the options are its own (see --help)."""
+    _become("allfold_agent", options)
+
+
+def _become(module: str, options: tuple[str, ...]) -> None:
+    require(module)
+    os.execv(sys.executable, [sys.executable, "-P", "-m", module, *options])

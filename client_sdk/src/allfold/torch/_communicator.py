@@ -12,11 +12,11 @@ from weakref import WeakSet
 import torch
 from torch._C._distributed_c10d import ErrorType
 
-from allfold._draining import Parting
 from allfold._group import Group
+from allfold._process.draining import Parting
 from allfold._work import Work as Op
 from allfold.torch._options import Quotients
-from allfold.torch._progress import Progress
+from allfold.torch._progress import FutureProgress
 from allfold.torch._work import Work
 from allfold_core.errors import AllfoldError, PeerLost, PeerMissing, ServiceError
 
@@ -54,8 +54,8 @@ class Communicator:
         self._explain = explain
         self._hooks = hooks
         self._watched = watched
-        self._progress = Progress(f"allfold-{group.name}")
-        self._messages = Progress(f"allfold-{group.name}-messages", ordered=False)
+        self._progress = FutureProgress(f"allfold-{group.name}")
+        self._messages = FutureProgress(f"allfold-{group.name}-messages", ordered=False)
         self._works: WeakSet[Work] = WeakSet()
         self._means: list[Work] = []
         self._failing = Lock()

@@ -10,11 +10,12 @@ is seen, because the calls of other groups come through them as well, which take
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
-from functools import wraps
-from threading import local
+from functools import partial, wraps
+from threading import Lock, local
 from typing import Any
 
 import torch
@@ -23,9 +24,55 @@ from torch._C._distributed_c10d import _allow_inflight_collective_as_graph_input
 from torch._C._distributed_c10d import _register_work
 from torch._C._functorch import peek_interpreter_stack
 
-from allfold.torch._compile import uncompiled
-from allfold.torch._kernels import ARE_POSSIBLE, Kernel, Kernels
+from allfold.torch._progress import uncompiled
 from allfold_core.errors import InvalidArgument
+
+_DEVICES = ("CPU", "CUDA")
+
+Kernel = Callable[..., Any]
+
+# Without it, in an older torch, calls of other groups could not go on to torch's kernels.
+ARE_POSSIBLE = hasattr(torch.library, "get_kernel")
+
+
+class Kernels:
+    """The kernels of some operators, on the devices that Allfold serves.
+
+    Args:
+        namespace: that of the operators.
+        names: the operators.
+        extended: returns our kernel of an operator, which calls ``others(keys, ...)``, the one of
+            torch, for groups that are not of Allfold.
+    """
+
+    def __init__(
+        self, namespace: str, names: Iterable[str], extended: Callable[[Any, Kernel], Kernel]
+    ) -> None:
+        self._namespace = namespace
+        self._names = tuple(names)
+        self._extended = extended
+        self._installing = Lock()
+        self._library: Any = None  # torch leaves it without types
+
+    def install(self) -> None:
+        """Register them, once in a process: from then on all groups' calls come through them."""
+        with self._installing, warnings.catch_warnings():
+            if self._library is not None or not ARE_POSSIBLE:
+                return
+            warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel")
+            library: Any = torch.library.Library(  # type: ignore[no-untyped-call]
+                self._namespace, "IMPL"
+            )
+            packets = getattr(torch.ops, self._namespace)
+            # An older torch has fewer of them.
+            for name in filter(partial(hasattr, packets), self._names):
+                operator = getattr(packets, name).default
+                for device in _DEVICES:
+                    others = torch.library.get_kernel(operator, device).call_boxed
+                    kernel = self._extended(operator, others)
+                    library.impl(name, kernel, device, with_keyset=True)
+            self._library = library
+
 
 _modes = torch._C._len_torch_dispatch_stack
 _keys = torch._C._dispatch_keys

@@ -10,12 +10,12 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, Sampler
 
 from allfold._registry import registry
-from allfold._sampler import Batch, Members, Progress, Split
+from allfold._sampler import Batch, GroupLike, SampleProgress, Split
 from allfold.torch._process_group import ProcessGroup
 from allfold_core.errors import InvalidArgument
 
 
-class ElasticSampler(Progress, Sampler[list[int]]):
+class ElasticSampler(SampleProgress, Sampler[list[int]]):
     """Splits the samples of each epoch over the ranks, and goes on when these change.
 
         sampler = allfold.torch.ElasticSampler(dataset, global_batch=256)
@@ -49,7 +49,7 @@ class ElasticSampler(Progress, Sampler[list[int]]):
         *,
         seed: int = 0,
         shuffle: bool = True,
-        group: Members | dist.ProcessGroup | None = None,
+        group: GroupLike | dist.ProcessGroup | None = None,
     ) -> None:
         super().__init__(len(dataset), global_batch, seed=seed, shuffle=shuffle)
         self._group = group

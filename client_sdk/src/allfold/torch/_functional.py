@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch._C import _distributed_c10d as c10d
 
-from allfold.torch._kernels import Kernel, Kernels
+from allfold.torch._dispatch import Kernel, Kernels
 from allfold.torch._process_group import ProcessGroup
 from allfold_core.errors import InvalidArgument
 

@@ -9,18 +9,18 @@ import socket
 from datetime import timedelta
 from threading import Lock
 from time import monotonic, sleep
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakSet
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import ErrorType
 
-from allfold._draining import Parting, at_exit, by_call
 from allfold._group import Group
+from allfold._process.draining import Parting, at_exit, by_call
 from allfold._registry import open_group, patience_at_exit, registry
 from allfold.torch._communicator import AbortHook, Communicator
-from allfold.torch._compile import uncompiled
 from allfold.torch._options import seconds
+from allfold.torch._progress import uncompiled
 from allfold.torch._rendezvous import Handle, next_group, ordered
 from allfold.torch._work import Work
 from allfold_core.errors import (
@@ -40,23 +40,8 @@ _NEW_STORE_SECONDS = 0.05
 _STORE_PAUSE_SECONDS = 0.005
 
 
-class _Open(Protocol):
-    """A group that can be left."""
-
-    @property
-    def has_left(self) -> bool: ...
-
-    def leave(self, seconds: float, parting: Parting) -> None: ...
-
-    def end_threads(self, seconds: float) -> None: ...
-
-
-_groups: WeakSet[_Open] = WeakSet()
-
-
-def add(group: _Open) -> None:
-    """Have a group left when the process ends."""
-    _groups.add(group)
+# Those of this process, which are left when it ends.
+_groups: WeakSet[Lifecycle] = WeakSet()
 
 
 def await_end_after_the_last(store: Any) -> None:
@@ -155,7 +140,7 @@ class Lifecycle(_Base):  # type: ignore[misc]
         self._reconfigurable = reconfigurable
         # Rank 0 has the server of the store; its end must not wait for us.
         self._store = store if handle.rank else None
-        add(self)
+        _groups.add(self)
 
     def enter(self, group: Group) -> None:
         """Run the collectives in a group from now on."""
@@ -185,11 +170,7 @@ class Lifecycle(_Base):  # type: ignore[misc]
     def getSize(self) -> int:  # noqa: N802
         return self._world_size
 
-    def rank(self) -> int:
-        return self._handle.rank
-
-    def size(self) -> int:
-        return self._world_size
+    rank, size = getRank, getSize
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the timeout of the ops that are called from now on."""
@@ -271,7 +252,7 @@ class Lifecycle(_Base):  # type: ignore[misc]
         return ErrorType.SUCCESS if self._communicator is None else self._communicator.error()
 
     def register_abort_hook(self, hook_id: int, hook: AbortHook) -> None:
-        """Have a function called, in any thread, at the first error that may end the group."""
+        """Register what to call, in any thread, at the first error that may end the group."""
         self._hooks[hook_id] = hook
 
     def unregister_abort_hook(self, hook_id: int) -> None:

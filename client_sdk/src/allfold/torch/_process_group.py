@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 
-from allfold._options import Options
+from allfold._calls.options import Options
 from allfold._work import Work as Op
 from allfold.torch._adoption import adopt_bucket
-from allfold.torch._compile import uncompiled
 from allfold.torch._dispatch import Operators, dispatched
 from allfold.torch._lifecycle import Lifecycle
 from allfold.torch._options import (
@@ -23,7 +22,7 @@ from allfold.torch._options import (
     seconds,
     timeout_of,
 )
-from allfold.torch._progress import flat, profiled
+from allfold.torch._progress import flat, profiled, uncompiled
 from allfold.torch._work import Work
 from allfold_core.errors import AllfoldError, InvalidArgument
 from allfold_core.operations import ReduceOp
@@ -97,16 +96,8 @@ class ProcessGroup(Lifecycle):
     @profiled("all_reduce", "tensors")
     def _all_reduce(self, tensors: list[Tensor], opts: Any) -> Work:
         op, factor = reduction(opts)
-        if len(tensors) == 1:
-            (tensor,) = tensors
-            of_agents = op_of_agents(op, tensor.dtype)
-            ops = self._do(self.group.all_reduce, opts, tensor, of_agents, factor=factor)
-        else:
-            reduce = partial(self.group.all_reduce, factor=factor, **_options(opts))
-            ops = _started(
-                partial(reduce, batch, op_of_agents(op, dtype))
-                for dtype, batch in _batches(tensors)
-            )
+        given = [(batch, op_of_agents(op, dtype)) for dtype, batch in _batches(tensors)]
+        ops = self._do_each(self.group.all_reduce, opts, given, factor=factor)
         return self._reduction(op, ops, tensors)
 
     @dispatched
@@ -157,14 +148,8 @@ class ProcessGroup(Lifecycle):
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def _all_gather(self, outputs: Sequence[Any], inputs: Sequence[Tensor], opts: Any) -> Work:
-        if len(inputs) == len(outputs) == 1:
-            ops = self._do(self.group.all_gather, opts, inputs[0], outputs[0])
-            return self._work(ops, flat(outputs))
-        gather = partial(self.group.all_gather, **_options(opts))
-        ops = _started(
-            partial(gather, tensor, output) for output, tensor in zip(outputs, inputs, strict=True)
-        )
-        return self._work(ops, flat(outputs))
+        given = list(zip(inputs, outputs, strict=True))
+        return self._work(self._do_each(self.group.all_gather, opts, given), flat(outputs))
 
     @dispatched
     @profiled("gather", "inputs")
@@ -212,18 +197,11 @@ class ProcessGroup(Lifecycle):
 
     def _reduce_scatter(self, outputs: Sequence[Tensor], inputs: Sequence[Any], opts: Any) -> Work:
         op, factor = reduction(opts)
-        if len(inputs) == len(outputs) == 1:
-            (blocks,), (output,) = inputs, outputs
-            of_agents = op_of_agents(op, output.dtype)
-            ops = self._do(
-                self.group.reduce_scatter, opts, blocks, output, of_agents, factor=factor
-            )
-        else:
-            scatter = partial(self.group.reduce_scatter, factor=factor, **_options(opts))
-            ops = _started(
-                partial(scatter, blocks, output, op_of_agents(op, output.dtype))
-                for output, blocks in zip(outputs, inputs, strict=True)
-            )
+        given = [
+            (blocks, output, op_of_agents(op, output.dtype))
+            for output, blocks in zip(outputs, inputs, strict=True)
+        ]
+        ops = self._do_each(self.group.reduce_scatter, opts, given, factor=factor)
         return self._reduction(op, ops, outputs)
 
     @dispatched
@@ -298,6 +276,15 @@ class ProcessGroup(Lifecycle):
         self._current().do(collective, *given, **named, timeout=timeout_of(opts))
         return []
 
+    def _do_each(
+        self, collective: Callable[..., Any], opts: Any, given: Sequence[Any], **named: Any
+    ) -> list[Op]:
+        """Do as :meth:`_do` with the one element of ``given``; of several, start all."""
+        if len(given) == 1:
+            return self._do(collective, opts, *given[0], **named)
+        calling = partial(collective, **named, **_options(opts))
+        return _started(partial(calling, *each) for each in given)
+
     def _message(self, op: Op, tensors: Sequence[Tensor]) -> Work:
         return self._current().message(op, tensors)
 
@@ -341,6 +328,8 @@ def _one(tensors: Sequence[Any]) -> Any:
 
 def _batches(tensors: Sequence[Tensor]) -> list[tuple[torch.dtype, Any]]:
     """Return what can travel as one op: the tensors of each dtype."""
+    if len(tensors) == 1:
+        return [(tensors[0].dtype, tensors[0])]
     by_dtype: dict[torch.dtype, list[Tensor]] = {}
     for tensor in tensors:
         by_dtype.setdefault(tensor.dtype, []).append(tensor)

@@ -1,19 +1,43 @@
-"""Threads that complete futures while the user's wait for nothing, and torch's profiles."""
+"""Threads that complete futures; torch's compiler and profiler at the methods that torch calls."""
 
 from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial, wraps
 from threading import Condition, Thread, current_thread
+from types import FunctionType
 from typing import Any, ParamSpec, TypeVar
 
 import torch
+from torch._C._dynamo import eval_frame
 from torch._C._profiler import _RecordFunctionFast
 from torch.autograd import profiler
 
 from allfold._work import Work, wait_for_any
+
+_Hidden = TypeVar("_Hidden")
+
+
+def uncompiled(hidden: _Hidden) -> _Hidden:
+    """Keep Dynamo from compiling and inlining a function or the methods of a class.
+
+    The same goes for whatever they call. Dynamo breaks the graph at such a call and runs it as it
+    is, as with the C++ methods of torch's own process groups. ``torch.compiler.disable`` does that
+    too, but imports Dynamo, which takes more than a second, and wraps each call.
+    """
+    skip = eval_frame._FrameAction.SKIP
+    never = eval_frame._FrameExecStrategy(skip, skip)
+    functions: Iterable[Any] = (
+        [hidden] if isinstance(hidden, FunctionType) else vars(hidden).values()
+    )
+    for function in functions:
+        if isinstance(function, FunctionType):
+            eval_frame.set_code_exec_strategy(function.__code__, never)
+            function.__dict__["_torchdynamo_disable"] = True
+    return hidden
+
 
 log = logging.getLogger("allfold")
 
@@ -23,7 +47,7 @@ _LOOK_AGAIN_SECONDS = 60.0
 _IDLE_SECONDS = 1.0
 
 
-class Progress:
+class FutureProgress:
     """Completes futures when their ops are done, which runs the callbacks of the futures.
 
     The thread starts with the first op that it watches, and ends after a while without one, since
@@ -43,7 +67,7 @@ class Progress:
         self._watched: dict[Work, Callable[[], None]] = {}
         self._closed = False
         self._thread: Thread | None = None
-        self._nested: Progress | None = None
+        self._nested: FutureProgress | None = None
 
     def future(
         self,
@@ -98,7 +122,7 @@ class Progress:
         if current_thread() is self._thread:
             # A callback asks for a future, and may wait for it here and now.
             if self._nested is None:
-                self._nested = Progress(self._name, ordered=self._ordered)
+                self._nested = FutureProgress(self._name, ordered=self._ordered)
             self._nested._watch(work, then)
             return
         with self._changed:

@@ -25,7 +25,7 @@ from datetime import timedelta
 from time import monotonic, sleep
 from typing import Any, Self
 
-from allfold._settings import group_name
+from allfold._process.settings import group_name
 from allfold_core.errors import InvalidArgument, PeerMissing, RegisterParamsMismatch
 from allfold_core.verdict import name_ranks
 
@@ -268,10 +268,10 @@ def _disagreement(sizes: dict[int, int]) -> RegisterParamsMismatch:
     ranks_of: dict[int, list[int]] = {}
     for rank, size in sorted(sizes.items()):
         ranks_of.setdefault(size, []).append(rank)
-    said = "; ".join(f"{size} on {name_ranks(ranks)}" for size, ranks in ranks_of.items())
+    listed = "; ".join(f"{size} on {name_ranks(ranks)}" for size, ranks in ranks_of.items())
     return RegisterParamsMismatch(
-        f"the ranks of a new group disagree on its world size: {said}; start all of them with the "
-        "same WORLD_SIZE, or world_size= of init_process_group"
+        f"the ranks of a new group disagree on its world size: {listed}; start all of them with "
+        "the same WORLD_SIZE, or world_size= of init_process_group"
     )
 
 

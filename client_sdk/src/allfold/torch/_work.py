@@ -13,9 +13,8 @@ import torch
 import torch.distributed as dist
 
 from allfold._work import Work as Op
-from allfold.torch._compile import uncompiled
 from allfold.torch._options import Quotients, seconds
-from allfold.torch._progress import Progress, profiled
+from allfold.torch._progress import FutureProgress, profiled, uncompiled
 from allfold_core.errors import AllfoldError, PeerMissing
 
 _NO_TIMEOUT = timedelta(0)
@@ -49,7 +48,7 @@ class Work(dist.Work):
         self,
         ops: Sequence[Op],
         tensors: Sequence[torch.Tensor],
-        progress: Progress,
+        progress: FutureProgress,
         explain: Callable[[AllfoldError], None],
         quotients: Quotients | None = None,
         *,
@@ -67,7 +66,7 @@ class Work(dist.Work):
         self._future: torch.futures.Future[list[torch.Tensor]] | None = None
 
     def __del__(self) -> None:
-        """Have a backward pass end after the ops whose handles were dropped in it.
+        """End a backward pass only after the ops whose handles were dropped in it.
 
         DDP's ``delay_all_reduce_named_params`` drops the handles of gradients, which the optimizer
         reads next. Nobody drops the handle of a message there, whose peer may come much later.
@@ -157,7 +156,7 @@ class Work(dist.Work):
     _source_rank = source_rank
 
     def watch(self) -> None:
-        """Have a thread bring the result home, and know of an error, while nobody else does."""
+        """Start a thread that brings the result home and notes an error if nobody else does."""
         self._progress.future(self._ops, self.result, self._tensors)
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:

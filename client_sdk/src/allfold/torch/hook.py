@@ -15,11 +15,10 @@ import torch
 from torch._C._distributed_c10d import GradBucket
 
 import allfold
-from allfold._options import Options
+from allfold._calls.options import Options
 from allfold._registry import registry
 from allfold.torch._adoption import adopt
-from allfold.torch._compile import uncompiled
-from allfold.torch._progress import Progress
+from allfold.torch._progress import FutureProgress, uncompiled
 from allfold_core.codecs import Wire
 from allfold_core.dtypes import DType
 from allfold_core.operations import ReduceOp
@@ -48,8 +47,8 @@ class HookState:
     wire: str | None = None
     feedback: bool = True
     name: str = field(default_factory=lambda: f"ddp{next(_numbers)}")
-    _progress: Progress = field(
-        default_factory=partial(Progress, "allfold-hook"), init=False, repr=False
+    _progress: FutureProgress = field(
+        default_factory=partial(FutureProgress, "allfold-hook"), init=False, repr=False
     )
 
     def options(self, bucket: GradBucket) -> Options:

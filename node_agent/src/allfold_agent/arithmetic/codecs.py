@@ -17,11 +17,6 @@ _SCALE_GRAIN = 1 << 8
 _SMALLEST_SCALE = torch.finfo(torch.float32).tiny
 # 127 times the next one would be infinite.
 _LARGEST_SCALE = 2.0**121 * (1 + 2.0**-7 + 2.0**-14)
-_CASTS = {
-    Wire.FLOAT32: torch.float32,
-    Wire.BFLOAT16: torch.bfloat16,
-    Wire.FLOAT16: torch.float16,
-}
 
 
 class Codec(Protocol):
@@ -36,9 +31,7 @@ class Codec(Protocol):
 
 def codec_of(wire: Wire) -> Codec | None:
     """The codec of a format; ``None`` for the native one."""
-    if wire is Wire.NATIVE:
-        return None
-    return BlockScaled() if wire is Wire.INT8 else Cast(_CASTS[wire])
+    return _CODECS[wire]
 
 
 class Cast:
@@ -73,6 +66,16 @@ class BlockScaled:
     def decode(self, code: torch.Tensor, values: torch.Tensor) -> None:
         for block, scales, levels in _blocks(values, code):
             torch.mul(levels, scales[:, None], out=block)
+
+
+_CODECS: dict[Wire, Codec | None] = {
+    Wire.NATIVE: None,
+    Wire.FLOAT32: Cast(torch.float32),
+    Wire.BFLOAT16: Cast(torch.bfloat16),
+    Wire.FLOAT16: Cast(torch.float16),
+    Wire.INT8: BlockScaled(),
+}
+"""Every format; they have no state, so the ops of all groups share them."""
 
 
 def _scales(greatest: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, bool]:

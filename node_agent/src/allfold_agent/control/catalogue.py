@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from allfold_service.metrics import counter, gauge, histogram
+from allfold_service.metrics import Metric, counter, gauge, histogram
 
 _SAMPLED = (
     "Ops in the short lane are done by ranks alone, so lane=short has a sample of them, up to the "
@@ -132,32 +132,5 @@ INCIDENTS_TOTAL = counter(
     "allfold_agent_incidents_total", "Incidents that this agent has found, by cause.", "cause"
 )
 
-CATALOGUE = (
-    BUILD,
-    REGISTERED,
-    READY,
-    DRAINING,
-    CERTIFICATE_END,
-    RANKS,
-    GROUPS,
-    GROUP_RANKS,
-    GROUP_EPOCH,
-    COLLECTIVES,
-    SECONDS,
-    SKEW,
-    IN_FLIGHT,
-    OLDEST,
-    EDGE_BYTES,
-    RETAINED,
-    RETAIN_LIMIT,
-    ERRORS,
-    ARENA,
-    BUFFERS,
-    RTT,
-    RTT_MAXIMUM,
-    PEERS,
-    RETRANSMITTED,
-    LAG,
-    INCIDENTS,
-    INCIDENTS_TOTAL,
-)
+CATALOGUE = tuple(each for each in tuple(globals().values()) if isinstance(each, Metric))
+"""All of the above, in their order."""

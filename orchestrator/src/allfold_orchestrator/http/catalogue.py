@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from allfold_service.metrics import counter, gauge, histogram
+from allfold_service.metrics import Metric, counter, gauge, histogram
 
 BUILD = gauge(
     "allfold_orchestrator_build_info",
@@ -97,24 +97,5 @@ INCIDENTS_TOTAL = counter(
     "cause",
 )
 
-CATALOGUE = (
-    BUILD,
-    CERTIFICATE_END,
-    STORE_UP,
-    STORE_SECONDS,
-    STORE_FAILURES,
-    GENERATION,
-    NODES,
-    NODES_DRAINING,
-    HEARTBEAT_AGE,
-    NODES_ENDED,
-    GROUPS,
-    RANKS_MISSING,
-    LINKS,
-    REQUESTS,
-    REQUEST_SECONDS,
-    LAG,
-    INCIDENTS,
-    INCIDENT_INFO,
-    INCIDENTS_TOTAL,
-)
+CATALOGUE = tuple(each for each in tuple(globals().values()) if isinstance(each, Metric))
+"""All of the above, in their order."""

@@ -148,6 +148,8 @@ class ControlLinks:
             case messages.Withdraw():
                 accused, charge = (message.node, message.incarnation), Charge(message.charge)
                 self._runner.jury.withdrawn(link.life, accused, charge)
+            case messages.Alive() | messages.Ask():
+                pass  # no answer to a probe of this replica; a request, which another part takes
 
     async def _keep_incident(self, link: Link, incident: IncidentReport) -> None:
         """Keep an incident that the node of this link has found.

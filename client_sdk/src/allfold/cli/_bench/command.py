@@ -2,20 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 
-from allfold.cli._bench.against import become_suite, refuse
 from allfold.cli._bench.data import DTYPES, OPS
-from allfold.cli._bench.kinds import KINDS
-from allfold.cli._bench.lines import Wanted, sizes
-from allfold.cli._parameters import Size, Strategy
-from allfold.cli._run import run
+from allfold.cli._bench.kinds import KINDS, BenchSelection, sizes
+from allfold.cli._parameters import Size, StrategyName
+from allfold.cli._run.command import run
 from allfold_core.codecs import Wire
 from allfold_core.operations import AUTO
 from allfold_core.schedules.registry import STRATEGIES
+
+_ROOT = Path(__file__).parents[5]
+_SUITE = "benchmarks"
+# It starts all ranks itself, and measures float32 sums.
+_ONLY: Mapping[str, object] = {
+    "agents": (),
+    "nnodes": None,
+    "node_rank": None,
+    "iterations": None,
+    "strategy": AUTO,
+}
+
+
+def become_suite(
+    libraries: str,
+    *,
+    nodes: int,
+    per_node: int,
+    kinds: Sequence[str],
+    sizes: Sequence[int],
+    wire: str,
+) -> None:
+    """Turn this process into ``python -m benchmarks`` with these cases."""
+    if not (_ROOT / _SUITE / "__main__.py").exists():
+        raise click.UsageError(
+            "--against needs a checkout of Allfold's repository with the packages installed from "
+            "it (pip install -e); there, `make bench` does it too"
+        )
+    command = [sys.executable, "-m", _SUITE, "--peers", libraries]
+    command += ["--shapes", f"{nodes}x{per_node}", "--kinds", ",".join(kinds)]
+    command += ["--sizes", ",".join(map(str, sizes))]
+    if wire != "native":
+        command += ["--wires", wire]
+    path = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.execve(sys.executable, command, os.environ | {"PYTHONPATH": os.pathsep.join(path)})
+
+
+def refuse(given: Mapping[str, Any]) -> None:
+    """``UsageError`` for options that the suite does not have."""
+    for name, usual in _ONLY.items():
+        if given[name] != usual:
+            option = "agent" if name == "agents" else name.replace("_", "-")
+            raise click.UsageError(f"--against cannot be combined with --{option}")
+    if given["ops"] not in ((), ("sum",)) or given["dtypes"] not in ((), ("float32",)):
+        raise click.UsageError("--against measures sums of float32, no other --op or --dtype")
+
 
 # How `allfold run` is to start the ranks, where the user has no say.
 _AS_RANKS: dict[str, Any] = {
@@ -47,7 +94,7 @@ _AS_RANKS: dict[str, Any] = {
 @click.option("--iterations", type=click.IntRange(1), help="Ops per figure.  [by size]")
 @click.option(
     "--strategy",
-    type=Strategy(),
+    type=StrategyName(),
     default=AUTO,
     show_default=True,
     metavar="NAME",
@@ -94,7 +141,7 @@ def bench(
     The status is 1 if anything was wrong.
     """
     every = tuple(KINDS) if not kinds or "all" in kinds else kinds
-    wanted = Wanted(every, ops or ("sum",), dtypes or ("float32",), strategy, wire)
+    wanted = BenchSelection(every, ops or ("sum",), dtypes or ("float32",), strategy, wire)
     _refuse_nothing(wanted, min_bytes, max_bytes)
     if against is not None:
         refuse({**placement, **ctx.params})
@@ -120,7 +167,7 @@ def bench(
     ctx.invoke(run, **placement, **_AS_RANKS, arguments=_as_arguments(chosen))
 
 
-def _refuse_nothing(wanted: Wanted, min_bytes: int, max_bytes: int) -> None:
+def _refuse_nothing(wanted: BenchSelection, min_bytes: int, max_bytes: int) -> None:
     """A bench that checks nothing is no success."""
     if min_bytes > max_bytes:
         raise click.UsageError(f"--min-bytes {min_bytes} is more than --max-bytes {max_bytes}")

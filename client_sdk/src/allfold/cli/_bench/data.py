@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from allfold._options import Options
+from allfold._calls.options import Options
 
 DTYPES = (
     *("float16", "float32", "float64"),

@@ -12,8 +12,7 @@ import numpy as np
 
 import allfold
 from allfold.cli._bench.data import Array, Bench, Share
-from allfold.cli._bench.kinds import KINDS
-from allfold.cli._bench.lines import Wanted, sizes
+from allfold.cli._bench.kinds import KINDS, BenchSelection, sizes
 from allfold_core.codecs import Wire
 from allfold_core.verdict import counted
 
@@ -23,15 +22,12 @@ _WARM_UP = 2
 _ITERATIONS = (3, 50)
 _BYTES_PER_FIGURE = 64 << 20
 
-# Half a unit in the last place; of int8 half a step of 1/127.
-_ROUNDING = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11, "int8": 1 / 254}
-
 _HEAD = ("kind", "size", "count", "type", "op", "time", "algbw", "busbw", "#wrong")
 _ROW = "{:>14} {:>12} {:>12} {:>8} {:>8} {:>10} {:>8} {:>8} {:>7}"
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedBench:
     """The tensors of one line on one rank.
 
     Attributes:
@@ -65,7 +61,7 @@ class Prepared:
         return int(np.count_nonzero(~(distance <= self.tolerance)))
 
 
-def prepare(bench: Bench, group: allfold.Group) -> Prepared:
+def prepare(bench: Bench, group: allfold.Group) -> PreparedBench:
     """Make the tensors of one line, in the arena, and the op on them."""
     kind, share = KINDS[bench.kind], Share(bench, group.rank, group.world_size)
     given = share.brought_by(group.rank, kind.source(share))
@@ -76,10 +72,10 @@ def prepare(bench: Bench, group: allfold.Group) -> Prepared:
         return kind.start(group, bench, source, target)
 
     expected, allowed = kind.expected(share), tolerance(share, group.nodes)
-    return Prepared(given, source, target, expected, allowed, call)
+    return PreparedBench(given, source, target, expected, allowed, call)
 
 
-def measure(bench: Bench, prepared: Prepared, group: allfold.Group, iterations: int) -> float:
+def measure(bench: Bench, prepared: PreparedBench, group: allfold.Group, iterations: int) -> float:
     """Seconds per op of the slowest rank; the ops run back to back."""
     fewest, most = _ITERATIONS
     count = iterations or max(fewest, min(most, _BYTES_PER_FIGURE // max(1, bench.size)))
@@ -103,11 +99,11 @@ def tolerance(share: Share, nodes: int) -> float:
     roundings = nodes + 1
     if share.bench.op == "product":
         roundings *= 2  # other ranks' marks may double what a rounding has cost
-    wire = share.bench.options.get("wire") or Wire.NATIVE.label
-    return _ROUNDING.get(wire, 0.0) * roundings * share.greatest
+    wire = Wire.from_label(share.bench.options.get("wire") or Wire.NATIVE.label)
+    return wire.rounding * roundings * share.greatest
 
 
-def check(prepared: Prepared, group: allfold.Group) -> int:
+def check(prepared: PreparedBench, group: allfold.Group) -> int:
     """Do the op once; how many elements are wrong, over all ranks."""
     prepared.reset()
     group.barrier()
@@ -120,7 +116,7 @@ def check(prepared: Prepared, group: allfold.Group) -> int:
 def main() -> None:
     """Measure and print; status 1 if anything was wrong."""
     options = _options()
-    wanted = Wanted(options.kind, options.op, options.dtype, options.strategy, options.wire)
+    wanted = BenchSelection(options.kind, options.op, options.dtype, options.strategy, options.wire)
     steps = sizes(options.min_bytes, options.max_bytes, options.factor)
     group = allfold.init()
     if group.rank == 0:
@@ -154,7 +150,7 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _print_head(group: allfold.Group, wanted: Wanted) -> None:
+def _print_head(group: allfold.Group, wanted: BenchSelection) -> None:
     where = f"{counted(group.world_size, 'rank')} on {counted(group.nodes, 'node')}"
     _print(f"# {where}; strategy {wanted.strategy}, wire {wanted.wire}")
     for reason in wanted.skipped():

@@ -9,15 +9,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from allfold.cli._config import sdk, services
+from allfold.cli._config.services import strays
 from allfold.cli._config.setting import DEFAULT, Setting
-from allfold.cli._config.strays import strays
+from allfold.cli._showing import console, table
 
 _WRONG_VALUE = 1
-_WIDTH_OF_A_FILE = 200
 _TITLES = {"sdk": "Ranks", "cli": "The allfold command", "agent": "Agent"}
 _TITLES["orchestrator"] = "Orchestrator"
 
@@ -86,33 +85,30 @@ def _show(
     *,
     with_sources: bool,
 ) -> None:
-    width = None if sys.stdout.isatty() else _WIDTH_OF_A_FILE
-    console = Console(width=width, highlight=False, markup=False, emoji=False)
+    out = console()
     for reader, title in _TITLES.items():
-        of_it = [each for each in shown if each.reader == reader]
-        if of_it:
-            console.print(_table(title, of_it, with_sources=with_sources))
+        settings = [each for each in shown if each.reader == reader]
+        if settings:
+            out.print(_table(title, settings, with_sources=with_sources))
     for each in shown:
         if each.problem:
-            said = f"cannot be used ({each.reader}): {each.variable}: {each.problem}"
-            console.print(said, soft_wrap=True)
+            problem = f"cannot be used ({each.reader}): {each.variable}: {each.problem}"
+            out.print(problem, soft_wrap=True)
     for name, meant in unread.items():
         hint = f"; did you mean {meant}?" if meant else ""
-        console.print(f"nobody reads {name}{hint}", soft_wrap=True)
+        out.print(f"nobody reads {name}{hint}", soft_wrap=True)
     for service in missing:
         module = services.MODULES[service].replace("_", "-")
-        said = (
-            f"{module} is not installed here: its settings are not shown, its variables not known"
-        )
-        console.print(said, soft_wrap=True)
+        absent = "is not installed here: its settings are not shown, its variables not known"
+        out.print(f"{module} {absent}", soft_wrap=True)
 
 
 def _table(title: str, settings: Iterable[Setting], *, with_sources: bool) -> Table:
     columns = ["variable", "or", "value"] + (["source", "default"] if with_sources else [])
-    table = Table(*columns, title=title, title_justify="left")
+    made = table(title, columns)
     for each in settings:
         cells = [each.variable, each.argument, "-" if each.value is None else each.value]
         if with_sources:
             cells += [each.source, "-" if each.default is None else each.default]
-        table.add_row(*cells, style="bold" if each.source != DEFAULT else "")
-    return table
+        made.add_row(*cells, style="bold" if each.source != DEFAULT else "")
+    return made

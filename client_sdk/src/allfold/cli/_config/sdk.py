@@ -7,8 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from allfold import _settings
-from allfold._gpu_path import wanted
+from allfold._process.settings import DEFAULT_GROUP, group_name, wanted
 from allfold.cli import _parameters
 from allfold.cli._config.setting import (
     DEFAULT,
@@ -81,9 +80,9 @@ def known() -> list[Known]:
             "how many ranks open the group (default: what the launcher says)", _count,
         ),
         Known(
-            "sdk", "ALLFOLD_GROUP", "init(group=)", _settings.DEFAULT_GROUP,
+            "sdk", "ALLFOLD_GROUP", "init(group=)", DEFAULT_GROUP,
             "the group's name, of which jobs that share an orchestrator need different ones; "
-            "allfold run makes one for each run", _settings.group_name,
+            "allfold run makes one for each run", group_name,
         ),
         *map(_of_group, (each for each in OPTIONS if each.variable)),
         Known(

@@ -1,4 +1,4 @@
-"""The settings of the services, asked of their own packages, which need not be installed."""
+"""The settings of services, asked of their packages; variables that nobody reads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from allfold.cli._config.setting import DEFAULT, ENVIRONMENT, FLAG, Setting, masked
+from allfold.cli._config import sdk
+from allfold.cli._config.setting import DEFAULT, ENVIRONMENT, FLAG, Setting, masked, unknown
 from allfold_core.errors import InvalidArgument
 
 MODULES = {"agent": "allfold_agent", "orchestrator": "allfold_orchestrator"}
@@ -100,3 +101,35 @@ def _text(value: Any) -> str | None:
     if isinstance(value, float):
         return f"{value:g}"
     return None if value in (None, "") else str(value)
+
+
+# Read by the agent beside its settings.
+_OF_THE_AGENT = ("ALLFOLD_CHECK_LOCKS",)
+# Read by Compose, from docker-compose*.yml.
+OF_COMPOSE = (
+    "ALLFOLD_AGENT_MEMORY",
+    "ALLFOLD_CUDA",
+    "ALLFOLD_GRAFANA_PUBLISH",
+    "ALLFOLD_JOB_MEMORY",
+    "ALLFOLD_LOG_MAX_FILE",
+    "ALLFOLD_LOG_MAX_SIZE",
+    "ALLFOLD_PROMETHEUS_DISK",
+    "ALLFOLD_PROMETHEUS_PUBLISH",
+    "ALLFOLD_PUBLISH",
+    "ALLFOLD_REDIS_MAXMEMORY",
+    "ALLFOLD_SERVICE_MEMORY",
+    "ALLFOLD_TLS_HOSTS",
+)
+
+
+def strays(environment: Iterable[str]) -> Mapping[str, str]:
+    """Return them with the one that may be meant, or ""; of services that are not installed, all.
+
+    Args:
+        environment: names of variables.
+    """
+    known = [each.variable for each in sdk.known()]
+    for service in MODULES:
+        if is_installed(service):
+            known += (each.variable for each in settings(service, {}, ()))
+    return unknown(environment, [*known, *_OF_THE_AGENT, *OF_COMPOSE])

@@ -6,9 +6,8 @@ import os
 import time
 from dataclasses import dataclass
 
-from allfold.cli._asking import SECONDS, is_older, refused_token
-from allfold.cli._clocks import Offset, Reading, estimate
-from allfold.cli._doctor.findings import Finding, Json, fail
+from allfold.cli._asking import SECONDS, ClockSample, Offset, estimate, is_older, refused_token
+from allfold.cli._doctor.findings import CheckFinding, Json, fail
 from allfold_cluster.http import NoAnswer, get_json
 from allfold_core.errors import AllfoldError
 
@@ -16,7 +15,7 @@ _ASKS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ServiceAnswer:
     """The facts of a service, and its clock as seen from here."""
 
     facts: Json
@@ -26,7 +25,7 @@ class Answer:
 AGENT, ORCHESTRATOR = "allfold-agent", "allfold-orchestrator"
 
 
-def ask(url: str, token: str, service: str) -> Answer:
+def ask(url: str, token: str, service: str) -> ServiceAnswer:
     """Return the facts of a service; the clock is that of the shortest round trip.
 
     Args:
@@ -44,11 +43,11 @@ def ask(url: str, token: str, service: str) -> Answer:
             raise NoAnswer(f"{url} answers /v1/facts, but not as Allfold does")
         if facts.get("service") != service:
             raise NoAnswer(f"{url} leads to {facts.get('service')}, not to {service}")
-        readings.append(Reading(sent, facts["now"], time.time()))
-    return Answer(facts, estimate(readings))
+        readings.append(ClockSample(sent, facts["now"], time.time()))
+    return ServiceAnswer(facts, estimate(readings))
 
 
-def refusal(check: str, where: str, url: str, error: AllfoldError, token: str) -> Finding:
+def refusal(check: str, where: str, url: str, error: AllfoldError, token: str) -> CheckFinding:
     """Return the finding for a service that answers with an error."""
     if refused_token(error):
         return _token_finding(where, url, token)
@@ -59,7 +58,7 @@ def refusal(check: str, where: str, url: str, error: AllfoldError, token: str) -
     return fail(check, where, f"{url}: {error.message}", "see its log")
 
 
-def _token_finding(where: str, url: str, token: str) -> Finding:
+def _token_finding(where: str, url: str, token: str) -> CheckFinding:
     """Return the finding for a service that refuses the token."""
     source = "ALLFOLD_TOKEN" if os.environ.get("ALLFOLD_TOKEN") else "ALLFOLD_TOKEN_FILE"
     found = f"{url} wants a token, and neither ALLFOLD_TOKEN nor ALLFOLD_TOKEN_FILE is set"

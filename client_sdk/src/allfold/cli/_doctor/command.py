@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from allfold.cli._doctor.findings import Diagnosis, Finding, Level, LinkSpeed
+from allfold.cli._doctor.findings import CheckFinding, Diagnosis, Level, LinkSpeed
 from allfold.cli._doctor.machine import check_machine
 from allfold.cli._doctor.services import Services
 from allfold.cli._parameters import (
@@ -22,7 +22,7 @@ from allfold.cli._parameters import (
     services_to_ask,
     token,
 )
-from allfold.cli._units import duration, rate
+from allfold.cli._showing import console, duration, rate, table
 
 _FAILED = 1
 _STYLES = {
@@ -34,7 +34,6 @@ _STYLES = {
 _ORDER = (Level.OK, Level.SKIPPED, Level.WARN, Level.FAIL)
 _SHOWN_ALIKE = 4
 _SHOWN_LINKS = 12
-_WIDTH_OF_A_FILE = 200
 
 
 @click.command(short_help="Find out what is wrong, and what to do.")
@@ -88,28 +87,27 @@ def doctor(
 
 def _show(diagnosis: Diagnosis) -> None:
     """Print the findings, the worst last, where a terminal shows them; then the links."""
-    width = None if sys.stdout.isatty() else _WIDTH_OF_A_FILE
-    console = Console(width=width, highlight=False, markup=False, emoji=False)
+    out = console()
     for level in _ORDER:
         for finding in _shortened([each for each in diagnosis.findings if each.level == level]):
-            _print(console, finding)
+            _print(out, finding)
     if diagnosis.links:
-        console.print(_link_table(diagnosis.links))
-    console.print(Text(f"doctor: {diagnosis.summary()}", style=_STYLES[diagnosis.level]))
+        out.print(_link_table(diagnosis.links))
+    out.print(Text(f"doctor: {diagnosis.summary()}", style=_STYLES[diagnosis.level]))
 
 
-def _print(console: Console, finding: Finding) -> None:
+def _print(out: Console, finding: CheckFinding) -> None:
     head = Text(f"{finding.level.value:<8}", style=_STYLES[finding.level])
-    console.print(
+    out.print(
         head + Text(f"{finding.check}, {finding.where}: {finding.found}", style=""), soft_wrap=True
     )
     if finding.advice:
-        console.print(Text(f"        next: {finding.advice}"), soft_wrap=True)
+        out.print(Text(f"        next: {finding.advice}"), soft_wrap=True)
 
 
-def _shortened(findings: Iterable[Finding]) -> list[Finding]:
+def _shortened(findings: Iterable[CheckFinding]) -> list[CheckFinding]:
     """Of many that are fine in the same check, show the first, and say how many more there are."""
-    shown: list[Finding] = []
+    shown: list[CheckFinding] = []
     counts: dict[str, int] = {}
     for each in findings:
         counts[each.check] = counts.get(each.check, 0) + 1
@@ -118,7 +116,7 @@ def _shortened(findings: Iterable[Finding]) -> list[Finding]:
     for check, count in counts.items():
         if count > _SHOWN_ALIKE and shown and shown[0].level == Level.OK:
             more = f"{count - _SHOWN_ALIKE} more are fine (--json has them)"
-            shown.append(Finding(Level.OK, check, "others", more))
+            shown.append(CheckFinding(Level.OK, check, "others", more))
     return shown
 
 
@@ -128,9 +126,14 @@ def _link_table(links: Iterable[LinkSpeed]) -> Table:
     title = "Links"
     if len(slowest) > _SHOWN_LINKS:
         title = f"The {_SHOWN_LINKS} slowest of {len(slowest)} links"
-    table = Table("from", "to", "latency", "speed", "by", title=title, title_justify="left")
-    for link in slowest[:_SHOWN_LINKS]:
-        by = "memory" if link.path == "machine" else "network"
-        measured = duration(link.latency), rate(link.bandwidth)
-        table.add_row(link.source, link.target, *measured, by)
-    return table
+    rows = (
+        (
+            link.source,
+            link.target,
+            duration(link.latency),
+            rate(link.bandwidth),
+            "memory" if link.path == "machine" else "network",
+        )
+        for link in slowest[:_SHOWN_LINKS]
+    )
+    return table(title, ("from", "to", "latency", "speed", "by"), rows)

@@ -23,7 +23,7 @@ class Level(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckFinding:
     """The outcome of one check.
 
     Attributes:
@@ -40,24 +40,24 @@ class Finding:
     advice: str = ""
 
 
-def ok(check: str, where: str, found: str) -> Finding:
+def ok(check: str, where: str, found: str) -> CheckFinding:
     """Return a finding that is fine."""
-    return Finding(Level.OK, check, where, found)
+    return CheckFinding(Level.OK, check, where, found)
 
 
-def warn(check: str, where: str, found: str, advice: str) -> Finding:
+def warn(check: str, where: str, found: str, advice: str) -> CheckFinding:
     """Return a finding that may become a problem."""
-    return Finding(Level.WARN, check, where, found, advice)
+    return CheckFinding(Level.WARN, check, where, found, advice)
 
 
-def fail(check: str, where: str, found: str, advice: str) -> Finding:
+def fail(check: str, where: str, found: str, advice: str) -> CheckFinding:
     """Return a finding with which jobs fail or hang."""
-    return Finding(Level.FAIL, check, where, found, advice)
+    return CheckFinding(Level.FAIL, check, where, found, advice)
 
 
-def skipped(check: str, where: str, why: str) -> Finding:
+def skipped(check: str, where: str, why: str) -> CheckFinding:
     """Return the finding of a check that could not be made."""
-    return Finding(Level.SKIPPED, check, where, why)
+    return CheckFinding(Level.SKIPPED, check, where, why)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +89,12 @@ class Diagnosis:
         links: the ways between nodes that were measured.
     """
 
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[CheckFinding] = field(default_factory=list)
     orchestrators: dict[str, Json] = field(default_factory=dict)
     nodes: dict[str, Json] = field(default_factory=dict)
     links: list[LinkSpeed] = field(default_factory=list)
 
-    def add(self, findings: Iterable[Finding]) -> None:
+    def add(self, findings: Iterable[CheckFinding]) -> None:
         """Note what a check has found."""
         self.findings += findings
 

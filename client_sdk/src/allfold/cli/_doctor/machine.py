@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from allfold._agent_socket import connect
-from allfold._connection import Connection
-from allfold._settings import socket_path
-from allfold.cli._config.strays import strays
-from allfold.cli._doctor.findings import HERE, Finding, Json, fail, ok, warn
-from allfold.cli._units import size
+from allfold._process.settings import socket_path
+from allfold._session.agent_socket import connect
+from allfold._session.connection import AgentConnection
+from allfold.cli._config.services import strays
+from allfold.cli._doctor.findings import HERE, CheckFinding, Json, fail, ok, warn
+from allfold.cli._showing import size
 from allfold_core.errors import AgentUnreachable, AllfoldError
 from allfold_core.machine import describe
 
@@ -43,7 +43,7 @@ _GREETING_SECONDS = 3.0
 _PACKAGES = ("allfold", "allfold-core", "allfold-agent", "allfold-orchestrator", "numpy", "torch")
 
 
-def check_machine() -> Iterator[Finding]:
+def check_machine() -> Iterator[CheckFinding]:
     """Yield the findings that need no service."""
     yield from judge_machine(HERE, describe(_read, _open_files()), _problem_with_memfd())
     yield _versions()
@@ -75,7 +75,7 @@ def _problem_with_memfd() -> str:
     return ""
 
 
-def _versions() -> Finding:
+def _versions() -> CheckFinding:
     found = {name: number for name in _PACKAGES if (number := _version_of(name))}
     words = ", ".join([f"{name} {number}" for name, number in found.items()])
     words = f"{words}, Python {platform.python_version()}"
@@ -86,7 +86,7 @@ def _versions() -> Finding:
     return ok("versions", HERE, words)
 
 
-def _misspelt_variables() -> Iterator[Finding]:
+def _misspelt_variables() -> Iterator[CheckFinding]:
     """Variables that nobody reads, and that are much like one that somebody does."""
     for name, meant in strays(os.environ).items():
         if meant:
@@ -101,7 +101,7 @@ def _version_of(name: str) -> str:
         return ""
 
 
-def _agent_socket(path: str) -> Iterator[Finding]:
+def _agent_socket(path: str) -> Iterator[CheckFinding]:
     """The socket of the agent of this machine: there, ours to use, answering."""
     check = "agent socket"
     named = bool(os.environ.get("ALLFOLD_SOCKET"))
@@ -122,9 +122,9 @@ def _agent_socket(path: str) -> Iterator[Finding]:
     yield from _greeted(path, check)
 
 
-def _greeted(path: str, check: str) -> Iterator[Finding]:
+def _greeted(path: str, check: str) -> Iterator[CheckFinding]:
     try:
-        connection = Connection(path, _GREETING_SECONDS)
+        connection = AgentConnection(path, _GREETING_SECONDS)
     except AllfoldError as error:
         advice = (
             "see the log of the agent; one that is stopped (SIGSTOP, a debugger) or of another "
@@ -140,7 +140,7 @@ def _greeted(path: str, check: str) -> Iterator[Finding]:
     yield ok(check, HERE, f"{path} ({owner}) leads to {agent}")
 
 
-def judge_machine(where: str, machine: Json, memfd: str) -> Iterator[Finding]:
+def judge_machine(where: str, machine: Json, memfd: str) -> Iterator[CheckFinding]:
     """Yield what the limits of a process mean for Allfold.
 
     Args:
@@ -156,7 +156,7 @@ def judge_machine(where: str, machine: Json, memfd: str) -> Iterator[Finding]:
         yield ok("limits", where, _in_words(machine))
 
 
-def _files(where: str, machine: Json) -> Iterator[Finding]:
+def _files(where: str, machine: Json) -> Iterator[CheckFinding]:
     files = machine["open_files"]
     soft, hard, used = files["soft"], files["hard"], files["used"]
     if hard is not None and hard < _FEW_FILES:
@@ -166,7 +166,7 @@ def _files(where: str, machine: Json) -> Iterator[Finding]:
         yield warn("open files", where, f"{used} of {soft} open files are used", _MORE_FILES)
 
 
-def _threads(where: str, machine: Json) -> Iterator[Finding]:
+def _threads(where: str, machine: Json) -> Iterator[CheckFinding]:
     threads, processes = machine["threads"], machine["processes"]
     if threads["limit"] is not None and threads["limit"] - (threads["used"] or 0) < _FEW_THREADS:
         found = f"{threads['used']} of {threads['limit']} threads of the cgroup are used"
@@ -176,7 +176,7 @@ def _threads(where: str, machine: Json) -> Iterator[Finding]:
         yield warn("threads", where, found, _MORE_THREADS)
 
 
-def _memory(where: str, machine: Json) -> Iterator[Finding]:
+def _memory(where: str, machine: Json) -> Iterator[CheckFinding]:
     memory = machine["memory"]
     limit, used, available = memory["limit"], memory["used"], memory["available"]
     if limit is not None and used is not None and limit - used < _LITTLE_MEMORY:

@@ -8,10 +8,9 @@ from importlib.metadata import version
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
-from allfold.cli._asking import Answers, why_silent
-from allfold.cli._clocks import OUR_CLOCK, Offset
-from allfold.cli._doctor.asking import Answer, refusal
-from allfold.cli._doctor.findings import HERE, Diagnosis, Finding, Json, fail, ok, warn
+from allfold.cli._asking import OUR_CLOCK, Answers, Offset, why_silent
+from allfold.cli._doctor.asking import ServiceAnswer, refusal
+from allfold.cli._doctor.findings import HERE, CheckFinding, Diagnosis, Json, fail, ok, warn
 from allfold.cli._doctor.machine import judge_machine
 from allfold_cluster.http import NoAnswer
 
@@ -24,8 +23,8 @@ _SETTING = "ALLFOLD_AGENT_ADVERTISE or --advertise of the agent"
 
 
 def check_answers(
-    names: Mapping[str, str], answers: Answers[Answer], astray: Collection[str], token: str
-) -> Iterator[Finding]:
+    names: Mapping[str, str], answers: Answers[ServiceAnswer], astray: Collection[str], token: str
+) -> Iterator[CheckFinding]:
     """Yield a finding for each agent that does not answer, or is not the one that it should be.
 
     Args:
@@ -48,7 +47,7 @@ def check_answers(
             yield fail("addresses", where, found, LISTEN_WIDELY)
 
 
-def judge_nodes(diagnosis: Diagnosis, astray: Collection[str]) -> Iterator[Finding]:
+def judge_nodes(diagnosis: Diagnosis, astray: Collection[str]) -> Iterator[CheckFinding]:
     """Yield what the facts of the agents that answer mean.
 
     Args:
@@ -64,7 +63,7 @@ def judge_nodes(diagnosis: Diagnosis, astray: Collection[str]) -> Iterator[Findi
         yield _versions(diagnosis)
 
 
-def _readiness(node: str, facts: Json) -> Iterator[Finding]:
+def _readiness(node: str, facts: Json) -> Iterator[CheckFinding]:
     if not facts["ready"]:
         advice = (
             f"new ranks cannot join there; see that {facts['orchestrator']}, its "
@@ -73,7 +72,7 @@ def _readiness(node: str, facts: Json) -> Iterator[Finding]:
         yield fail("registration", f"node {node}", facts["waiting_for"], advice)
 
 
-def _address(node: str, facts: Json) -> Finding:
+def _address(node: str, facts: Json) -> CheckFinding:
     """Judge the addresses that the node advertises."""
     told, where = facts["addresses"], f"node {node}"
     if not told["control_url"]:
@@ -108,7 +107,7 @@ def leading_astray(urls: Mapping[str, str]) -> set[str]:
     return twice | (set() if is_one_machine else on_loopback)
 
 
-def judge_addresses(urls: Mapping[str, str], astray: Iterable[str]) -> Iterator[Finding]:
+def judge_addresses(urls: Mapping[str, str], astray: Iterable[str]) -> Iterator[CheckFinding]:
     """Yield a failure for each node whose address leads others elsewhere."""
     for node in sorted(astray):
         found = f"advertises {urls[node]}, which leads every other machine to itself"
@@ -118,7 +117,7 @@ def judge_addresses(urls: Mapping[str, str], astray: Iterable[str]) -> Iterator[
         yield fail("addresses", f"node {node}", found, LISTEN_WIDELY)
 
 
-def _gpu(node: str, gpu: Json) -> Finding:
+def _gpu(node: str, gpu: Json) -> CheckFinding:
     where = f"node {node}"
     if gpu["names"]:
         names = ", ".join(f"{name} ({uuid})" for uuid, name in gpu["names"].items())
@@ -132,7 +131,7 @@ def _gpu(node: str, gpu: Json) -> Finding:
     return ok("GPU", where, f"reduces on the CPU alone: {gpu['reason']}")
 
 
-def _versions(diagnosis: Diagnosis) -> Finding:
+def _versions(diagnosis: Diagnosis) -> CheckFinding:
     """Judge versions: those of Allfold must be the same everywhere."""
     services = {f"node {node}": facts["versions"] for node, facts in diagnosis.nodes.items()}
     ours = {HERE: version("allfold")}
@@ -148,7 +147,7 @@ def _versions(diagnosis: Diagnosis) -> Finding:
     return ok("versions", "services", ", ".join(words))
 
 
-def judge_clocks(clock: Offset | None, clocks: Mapping[str, Offset]) -> Iterator[Finding]:
+def judge_clocks(clock: Offset | None, clocks: Mapping[str, Offset]) -> Iterator[CheckFinding]:
     """Yield a finding for each node whose clock is off, or one for all.
 
     Args:

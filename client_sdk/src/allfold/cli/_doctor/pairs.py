@@ -12,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from urllib.parse import urlencode
 
-from allfold.cli._doctor.findings import Finding, Json, LinkSpeed, fail, ok, skipped, warn
+from allfold.cli._doctor.findings import CheckFinding, Json, LinkSpeed, fail, ok, skipped, warn
 from allfold.cli._doctor.nodes import LISTEN_WIDELY, is_loopback
-from allfold.cli._units import duration, rate
+from allfold.cli._showing import duration, rate
 from allfold_cluster.http import NoAnswer, post
 from allfold_core.errors import AllfoldError
 
@@ -48,7 +48,7 @@ _ADVICE = {
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class NodePlace:
     """A node and where it is.
 
     Attributes:
@@ -62,20 +62,20 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class PairCheck:
     """The result of one node's check of another; ``answer`` is a sentence if it could not check."""
 
-    source: Place
-    target: Place
+    source: NodePlace
+    target: NodePlace
     answer: Json | str
 
 
-def rounds(places: Sequence[Place]) -> Iterator[list[tuple[Place, Place]]]:
+def rounds(places: Sequence[NodePlace]) -> Iterator[list[tuple[NodePlace, NodePlace]]]:
     """Yield every ordered pair once; no node is in two pairs of a round.
 
     One place stays, the others go round it; of an odd number, one waits in each round.
     """
-    circle: list[Place | None] = [*places, *([None] if len(places) % 2 else [])]
+    circle: list[NodePlace | None] = [*places, *([None] if len(places) % 2 else [])]
     for _ in range(len(circle) - 1):
         half = len(circle) // 2
         met = zip(circle[:half], reversed(circle[half:]), strict=True)
@@ -86,19 +86,19 @@ def rounds(places: Sequence[Place]) -> Iterator[list[tuple[Place, Place]]]:
 
 
 def check_pairs(
-    places: Sequence[Place], token: str, *, thorough: bool, deadline: float
-) -> list[Outcome]:
-    """Have every node that we reach check every other one, until the deadline (monotonic)."""
+    places: Sequence[NodePlace], token: str, *, thorough: bool, deadline: float
+) -> list[PairCheck]:
+    """Ask every node that we reach to check every other one, until the deadline (monotonic)."""
 
-    def check(pair: tuple[Place, Place]) -> Outcome:
+    def check(pair: tuple[NodePlace, NodePlace]) -> PairCheck:
         source, target = pair
         if not source.asked_at:
-            return Outcome(source, target, f"the agent of node {source.node} was not reached")
+            return PairCheck(source, target, f"the agent of node {source.node} was not reached")
         if time.monotonic() > deadline:
-            return Outcome(source, target, "the time was over; --timeout gives more")
-        return Outcome(source, target, _ask(source, target, token, thorough=thorough))
+            return PairCheck(source, target, "the time was over; --timeout gives more")
+        return PairCheck(source, target, _ask(source, target, token, thorough=thorough))
 
-    outcomes: list[Outcome] = []
+    outcomes: list[PairCheck] = []
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         for pairs in rounds(places):
             outcomes += pool.map(check, pairs)
@@ -108,7 +108,7 @@ def check_pairs(
     return [_faster(each, better.get((each.source, each.target), each)) for each in outcomes]
 
 
-def _ask(source: Place, target: Place, token: str, *, thorough: bool) -> Json | str:
+def _ask(source: NodePlace, target: NodePlace, token: str, *, thorough: bool) -> Json | str:
     query = urlencode(
         {
             "node": target.node,
@@ -125,21 +125,21 @@ def _ask(source: Place, target: Place, token: str, *, thorough: bool) -> Json | 
         return error.message
 
 
-def _is_slow(outcome: Outcome, others: Iterable[Outcome]) -> bool:
+def _is_slow(outcome: PairCheck, others: Iterable[PairCheck]) -> bool:
     link = speed(outcome)
     if link is None or link.path == "machine":
         return False
     return any(_slow_links([link], [each for o in others if (each := speed(o)) is not None]))
 
 
-def _faster(one: Outcome, other: Outcome) -> Outcome:
+def _faster(one: PairCheck, other: PairCheck) -> PairCheck:
     first, second = speed(one), speed(other)
     if first is None or second is None:
         return one
     return other if second.bandwidth > first.bandwidth else one
 
 
-def speed(outcome: Outcome) -> LinkSpeed | None:
+def speed(outcome: PairCheck) -> LinkSpeed | None:
     """Return the speed of a link that was measured. The one who checks is the one who receives."""
     if isinstance(outcome.answer, str) or not outcome.answer["data"]["ok"]:
         return None
@@ -148,7 +148,7 @@ def speed(outcome: Outcome) -> LinkSpeed | None:
     return LinkSpeed(source, target, data["latency"], data["bandwidth"], data["path"])
 
 
-def judge_pairs(outcomes: Sequence[Outcome]) -> Iterator[Finding]:
+def judge_pairs(outcomes: Sequence[PairCheck]) -> Iterator[CheckFinding]:
     """Yield what is wrong between nodes, or how good it is."""
     unchecked: dict[str, list[str]] = {}
     for each in outcomes:
@@ -163,9 +163,9 @@ def judge_pairs(outcomes: Sequence[Outcome]) -> Iterator[Finding]:
     yield from _judge_links([link for each in checked if (link := speed(each)) is not None])
 
 
-def _judge_port(port: str, outcomes: Sequence[Outcome]) -> Iterator[Finding]:
+def _judge_port(port: str, outcomes: Sequence[PairCheck]) -> Iterator[CheckFinding]:
     """One finding for each node that others do not reach, by the kind of the failure."""
-    failures: dict[tuple[str, str, str], list[Outcome]] = {}
+    failures: dict[tuple[str, str, str], list[PairCheck]] = {}
     for each in outcomes:
         assert isinstance(each.answer, dict)
         found = each.answer[port]
@@ -188,11 +188,11 @@ def _judge_port(port: str, outcomes: Sequence[Outcome]) -> Iterator[Finding]:
         yield ok(_PORTS[port], "all nodes", f"reached in all {len(outcomes)} directions")
 
 
-def _address(port: str, target: Place) -> str:
+def _address(port: str, target: NodePlace) -> str:
     return target.data_address if port == "data" else target.control_url.partition("://")[2]
 
 
-def _judge_links(links: Sequence[LinkSpeed]) -> Iterator[Finding]:
+def _judge_links(links: Sequence[LinkSpeed]) -> Iterator[CheckFinding]:
     slow = list(_slow_links(links, links))
     long = list(_long_links(links))
     yield from slow
@@ -201,7 +201,9 @@ def _judge_links(links: Sequence[LinkSpeed]) -> Iterator[Finding]:
         yield ok("links", "all nodes", in_words(links))
 
 
-def _slow_links(links: Sequence[LinkSpeed], all_links: Sequence[LinkSpeed]) -> Iterator[Finding]:
+def _slow_links(
+    links: Sequence[LinkSpeed], all_links: Sequence[LinkSpeed]
+) -> Iterator[CheckFinding]:
     over_network = [each for each in all_links if each.path == "network"]
     best = max((each.bandwidth for each in over_network), default=0.0)
     for link in links:
@@ -215,7 +217,7 @@ def _slow_links(links: Sequence[LinkSpeed], all_links: Sequence[LinkSpeed]) -> I
             yield warn("link speed", f"node {link.source} -> node {link.target}", found, advice)
 
 
-def _long_links(links: Sequence[LinkSpeed]) -> Iterator[Finding]:
+def _long_links(links: Sequence[LinkSpeed]) -> Iterator[CheckFinding]:
     least = min((each.latency for each in links if each.path == "network"), default=0.0)
     for link in links:
         if link.latency > max(_LONG_SECONDS, _LONG_FACTOR * least) and link.path == "network":

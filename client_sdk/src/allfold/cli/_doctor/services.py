@@ -8,10 +8,9 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from urllib.parse import urlsplit
 
-from allfold.cli._asking import Answers, ask_all, entries, why_silent
-from allfold.cli._clocks import Offset
-from allfold.cli._doctor.asking import AGENT, ORCHESTRATOR, Answer, ask, refusal
-from allfold.cli._doctor.findings import Diagnosis, Finding, Json, fail, ok, skipped, warn
+from allfold.cli._asking import SECONDS, Answers, Offset, ask_all, entries, why_silent
+from allfold.cli._doctor.asking import AGENT, ORCHESTRATOR, ServiceAnswer, ask, refusal
+from allfold.cli._doctor.findings import CheckFinding, Diagnosis, Json, fail, ok, skipped, warn
 from allfold.cli._doctor.nodes import (
     check_answers,
     judge_addresses,
@@ -19,7 +18,7 @@ from allfold.cli._doctor.nodes import (
     judge_nodes,
     leading_astray,
 )
-from allfold.cli._doctor.pairs import Place, check_pairs, judge_pairs, speed
+from allfold.cli._doctor.pairs import NodePlace, check_pairs, judge_pairs, speed
 from allfold_cluster.http import NoAnswer, tls_context
 from allfold_core.errors import AllfoldError, ServiceError
 from allfold_service.tls import end_of
@@ -30,7 +29,6 @@ _START_AGENTS = (
     "start 'allfold agent' on every machine, with ALLFOLD_ORCHESTRATOR_URL and ALLFOLD_TOKEN; one "
     "that runs says in its log why it cannot register"
 )
-_SECONDS = 3.0
 _SOON_DAYS = 14
 _DAY = 24 * 3600
 
@@ -46,7 +44,7 @@ class Services:
     def __init__(self, diagnosis: Diagnosis, token: str) -> None:
         self._diagnosis = diagnosis
         self._token = token
-        self._places: dict[str, Place] = {}
+        self._places: dict[str, NodePlace] = {}
 
     def check(self, orchestrators: Sequence[str], agents: Sequence[str], *, expected: bool) -> None:
         """Check the replicas and the agents: those given, those registered, and their peers.
@@ -55,7 +53,7 @@ class Services:
             expected: somebody has said where the orchestrator is.
         """
         diagnosis = self._diagnosis
-        found: dict[str, tuple[str, Answer]] = {}
+        found: dict[str, tuple[str, ServiceAnswer]] = {}
         diagnosis.add(check_certificates([*orchestrators, *agents]))
         nodes, clock = _check_orchestrators(
             orchestrators, self._token, expected=expected, diagnosis=diagnosis
@@ -84,26 +82,28 @@ class Services:
         clocks = {node: answer.clock for node, (_, answer) in found.items()}
         diagnosis.add(judge_clocks(clock, clocks))
 
-    def _ask_agents(self, urls: Iterable[str]) -> Answers[Answer]:
+    def _ask_agents(self, urls: Iterable[str]) -> Answers[ServiceAnswer]:
         return ask_all(urls, lambda url: ask(url, self._token, AGENT))
 
     def check_pairs(self, *, thorough: bool, deadline: float) -> None:
-        """Have the nodes check the ways between them, until the deadline (monotonic)."""
+        """Ask the nodes to check the ways between them, until the deadline (monotonic)."""
         places = [each for each in self._places.values() if each.data_address]
         outcomes = check_pairs(places, self._token, thorough=thorough, deadline=deadline)
         self._diagnosis.links = [link for each in outcomes if (link := speed(each)) is not None]
         self._diagnosis.add(judge_pairs(outcomes))
 
-    def _note(self, places: dict[str, Json], found: dict[str, tuple[str, Answer]]) -> None:
+    def _note(self, places: dict[str, Json], found: dict[str, tuple[str, ServiceAnswer]]) -> None:
         """Note who was found, and where others are told that each node is."""
         self._diagnosis.nodes = {node: answer.facts for node, (_, answer) in found.items()}
         own = {node: answer.facts["addresses"] for node, (_, answer) in found.items()}
         for node, told in (own | places).items():
             asked_at = found[node][0] if node in found else ""
-            self._places[node] = Place(node, told["control_url"], told["data_address"], asked_at)
+            self._places[node] = NodePlace(
+                node, told["control_url"], told["data_address"], asked_at
+            )
 
 
-def check_certificates(urls: Iterable[str]) -> Iterator[Finding]:
+def check_certificates(urls: Iterable[str]) -> Iterator[CheckFinding]:
     """Yield a finding for each https URL, or one that says that there is none."""
     secure = [url for url in urls if url.startswith("https://")]
     for url in secure:
@@ -113,13 +113,13 @@ def check_certificates(urls: Iterable[str]) -> Iterator[Finding]:
         yield ok("certificates", "services", found)
 
 
-def _certificate(url: str) -> Finding:
+def _certificate(url: str) -> CheckFinding:
     parts = urlsplit(url)
     host, check = parts.hostname or "", "certificates"
     context = tls_context()
     try:
         with (
-            socket.create_connection((host, parts.port or 443), _SECONDS) as plain,
+            socket.create_connection((host, parts.port or 443), SECONDS) as plain,
             context.wrap_socket(plain, server_hostname=host) as secure,
         ):
             certificate = secure.getpeercert() or {}
@@ -174,7 +174,7 @@ def _check_orchestrators(
     return nodes or [], clock
 
 
-def _silent(url: str, error: NoAnswer, *, expected: bool) -> Finding:
+def _silent(url: str, error: NoAnswer, *, expected: bool) -> CheckFinding:
     if not expected:
         why = f"nothing answers at {url}, and {_SETTING} names no other: nodes were not checked"
         return skipped(_ORCHESTRATOR, _ORCHESTRATOR, why)
@@ -183,7 +183,7 @@ def _silent(url: str, error: NoAnswer, *, expected: bool) -> Finding:
     return fail(_ORCHESTRATOR, _ORCHESTRATOR, f"no answer: {error}", advice)
 
 
-def _about(url: str, answer: Answer, token: str) -> Iterator[Finding]:
+def _about(url: str, answer: ServiceAnswer, token: str) -> Iterator[CheckFinding]:
     facts, milliseconds = answer.facts, answer.clock.uncertainty * 2e3
     found = f"{url} answers in {milliseconds:.1f} ms, version {facts['version']}"
     yield ok(_ORCHESTRATOR, _ORCHESTRATOR, found)
@@ -220,7 +220,7 @@ def _nodes(url: str, token: str, diagnosis: Diagnosis) -> list[Json] | None:
     return nodes
 
 
-def _state(node: Json) -> Iterator[Finding]:
+def _state(node: Json) -> Iterator[CheckFinding]:
     where, age = f"node {node['node']}", node.get("heartbeat_age")
     if node["state"] == "gone":
         found = "was there within the last hour, and is gone"

@@ -13,15 +13,14 @@ from contextlib import contextmanager
 from time import monotonic
 
 import click
-from rich.console import Console
 from rich.live import Live
 
 from allfold.cli._parameters import Seconds, orchestrator_option, services_to_ask, token
-from allfold.cli._top.snapshot import Snapshot, Watcher
+from allfold.cli._showing import console
+from allfold.cli._top.snapshot import Look, Watcher
 from allfold.cli._top.view import plain, screen
 
 _WINDOW_SECONDS = 5.0
-_WIDTH_OF_A_FILE = 200
 _QUIT = {b"q", b"Q", b"\x1b", b"\x04"}
 
 
@@ -67,22 +66,18 @@ def top(
     elif as_json or not sys.stdout.isatty():
         _watch(watcher, first, interval, _print_json if as_json else _print_lines)
     else:
-        console = Console(highlight=False, markup=False, emoji=False)
-        with Live(screen(first), console=console, screen=True, auto_refresh=False) as live:
+        with Live(screen(first), console=console(), screen=True, auto_refresh=False) as live:
             _watch(watcher, first, interval, lambda seen: live.update(screen(seen), refresh=True))
 
 
-def _show_once(snapshot: Snapshot, *, as_json: bool) -> None:
+def _show_once(snapshot: Look, *, as_json: bool) -> None:
     if as_json:
         _print_json(snapshot)
         return
-    width = None if sys.stdout.isatty() else _WIDTH_OF_A_FILE
-    Console(width=width, highlight=False, markup=False, emoji=False).print(screen(snapshot))
+    console().print(screen(snapshot))
 
 
-def _watch(
-    watcher: Watcher, first: Snapshot, interval: float, show: Callable[[Snapshot], None]
-) -> None:
+def _watch(watcher: Watcher, first: Look, interval: float, show: Callable[[Look], None]) -> None:
     seen = first
     with _keys() as pressed:
         try:
@@ -95,11 +90,11 @@ def _watch(
             return
 
 
-def _print_json(snapshot: Snapshot) -> None:
+def _print_json(snapshot: Look) -> None:
     click.echo(json.dumps(snapshot.to_dict()))
 
 
-def _print_lines(snapshot: Snapshot) -> None:
+def _print_lines(snapshot: Look) -> None:
     for line in plain(snapshot):
         click.echo(line)
 

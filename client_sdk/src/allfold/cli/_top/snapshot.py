@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from allfold.cli._asking import SECONDS, ask_all, read
-from allfold.cli._report import Report, gather
+from allfold.cli._report import StatusReport, gather
 from allfold_cluster.http import get_json
 from allfold_core.agent_answers import History, Json, Status, history
 from allfold_core.figures import (
@@ -20,7 +20,7 @@ from allfold_core.figures import (
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class Look:
     """The state of an Allfold at one time.
 
     Attributes:
@@ -31,7 +31,7 @@ class Snapshot:
     """
 
     at: float
-    report: Report
+    report: StatusReport
     groups: list[GroupFigures]
     links: list[LinkFigures]
 
@@ -101,7 +101,7 @@ class Watcher:
         self._known: list[str] = []
         self._has_seen = False
 
-    def look(self) -> Snapshot:
+    def look(self) -> Look:
         """Look once. Once something has answered, nothing that fails ends the watch.
 
         Raises:
@@ -115,9 +115,9 @@ class Watcher:
         # One of another version has no figures, nor has one that has just ended.
         histories = ask_all(report.agents, self._history).found.values()
         recent = recent_samples(histories, self._window)
-        return Snapshot(time.time(), report, group_figures(recent), link_figures(recent))
+        return Look(time.time(), report, group_figures(recent), link_figures(recent))
 
-    def _forget_gone(self, report: Report) -> None:
+    def _forget_gone(self, report: StatusReport) -> None:
         gone = {each["control_url"] for each in report.nodes if each["state"] == "gone"}
         self._known = [url for url in self._known if url not in gone]
         for url in gone - set(self._agent_urls):

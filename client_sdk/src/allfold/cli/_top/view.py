@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from allfold.cli._report import incident_lines
-from allfold.cli._top.snapshot import Snapshot
-from allfold.cli._units import duration, rate
+from allfold.cli._showing import duration, rate, table
+from allfold.cli._top.snapshot import Look
 from allfold_core.figures import GroupFigures, RankFigures
 
 _SHOWN_RANKS = 5
@@ -22,7 +22,7 @@ _YOUNG_SECONDS = 0.5
 _STRAGGLES = 1.3
 
 
-def screen(snapshot: Snapshot) -> Group:
+def screen(snapshot: Look) -> Group:
     """Return everything, for a terminal."""
     clock = time.strftime("%H:%M:%S", time.localtime(snapshot.at))
     where = snapshot.report.orchestrator or "agents alone"
@@ -37,7 +37,7 @@ def screen(snapshot: Snapshot) -> Group:
     return Group(*parts)
 
 
-def plain(snapshot: Snapshot) -> Iterator[str]:
+def plain(snapshot: Look) -> Iterator[str]:
     """Yield the lines of one refresh, for a file or a pipe."""
     clock = time.strftime("%H:%M:%S", time.localtime(snapshot.at))
     if not snapshot.groups:
@@ -53,11 +53,11 @@ def plain(snapshot: Snapshot) -> Iterator[str]:
         yield f"{clock} {line}"
 
 
-def _incidents(snapshot: Snapshot) -> list[str]:
+def _incidents(snapshot: Look) -> list[str]:
     return incident_lines(snapshot.report.activity.incidents, snapshot.at)[:_SHOWN_LINES]
 
 
-def _waits(snapshot: Snapshot) -> list[str]:
+def _waits(snapshot: Look) -> list[str]:
     """Return lines on what ops wait for, and on services that do not answer.
 
     Without ops that have just begun, and those that an incident speaks of.
@@ -72,12 +72,8 @@ def _waits(snapshot: Snapshot) -> list[str]:
     return lines
 
 
-def _table(title: str, *columns: str) -> Table:
-    return Table(*columns, title=title, title_justify="left")
-
-
-def _nodes(snapshot: Snapshot) -> Table:
-    table = _table("Nodes", "node", "state", "heartbeat", "ranks")
+def _nodes(snapshot: Look) -> Table:
+    made = table("Nodes", ("node", "state", "heartbeat", "ranks"))
     for node in snapshot.nodes():
         state = node["state"] or "answers"
         if node["waiting_for"]:
@@ -86,15 +82,16 @@ def _nodes(snapshot: Snapshot) -> Table:
             state = f"{node['state']}, no answer from here"
         age, ranks = node["heartbeat_age"], node["ranks"]
         beat = "-" if age is None else f"{age:.1f} s ago"
-        table.add_row(node["node"], state, beat, "-" if ranks is None else str(ranks))
-    return table
+        made.add_row(node["node"], state, beat, "-" if ranks is None else str(ranks))
+    return made
 
 
-def _groups(snapshot: Snapshot) -> Table:
-    table = _table("Groups", "group", "ranks", "ops/s", "tensors", "latency", "skew", "slow")
+def _groups(snapshot: Look) -> Table:
+    columns = ("group", "ranks", "ops/s", "tensors", "latency", "skew", "slow")
+    made = table("Groups", columns)
     for group in snapshot.groups:
         slow = group.straggler(_STRAGGLES)
-        table.add_row(
+        made.add_row(
             group.group,
             str(snapshot.world_size(group) or "-"),
             f"{group.ops:.1f}",
@@ -103,28 +100,27 @@ def _groups(snapshot: Snapshot) -> Table:
             _seconds(group.skew),
             "-" if slow is None else _place(slow),
         )
-    return table
+    return made
 
 
 def _ranks(groups: Iterable[GroupFigures]) -> Table:
     """The ranks that compute longest between two ops."""
     columns = ("group", "rank", "node", "between ops", "its node waits", "to the median")
-    table = _table("Slowest ranks", *columns)
+    made = table("Slowest ranks", columns)
     for group in groups:
         for each in group.ranks[:_SHOWN_RANKS]:
             behind = "-" if each.behind is None else f"{each.behind:.1f} x"
             is_slow = (each.behind or 0.0) >= _STRAGGLES
             cells = (_seconds(each.own), _seconds(each.late), behind)
             style = "bold yellow" if is_slow else ""
-            table.add_row(group.group, str(each.rank), each.node, *cells, style=style)
-    return table
+            made.add_row(group.group, str(each.rank), each.node, *cells, style=style)
+    return made
 
 
-def _links(snapshot: Snapshot) -> Table:
-    table = _table("Busiest links", "from", "to", "payload")
-    for link in snapshot.links[:_SHOWN_LINKS]:
-        table.add_row(link.source, link.target, rate(link.bytes))
-    return table
+def _links(snapshot: Look) -> Table:
+    shown = snapshot.links[:_SHOWN_LINKS]
+    rows = ((link.source, link.target, rate(link.bytes)) for link in shown)
+    return table("Busiest links", ("from", "to", "payload"), rows)
 
 
 def _place(rank: RankFigures) -> str:

@@ -9,9 +9,19 @@ from functools import partial
 from time import monotonic
 from typing import TypeVar
 
-from allfold.cli._asking import Failure, ask_all, is_older, read, refused_token, why_silent
-from allfold.cli._clocks import Offset, Reading, estimate, with_shared_clocks
-from allfold_cluster.http import Connection, NoAnswer
+from allfold.cli._asking import (
+    ClockSample,
+    Failure,
+    Offset,
+    ask_all,
+    estimate,
+    is_older,
+    read,
+    refused_token,
+    why_silent,
+    with_shared_clocks,
+)
+from allfold_cluster.http import HttpConnection, NoAnswer
 from allfold_core import agent_answers
 from allfold_core.agent_answers import CLOCK, ClockReading, Question, RecordedOp, Recording, flight
 from allfold_core.errors import AgentUnreachable, AllfoldError, LocalError
@@ -26,7 +36,7 @@ Opening = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Flight:
+class NodeFlight:
     """The flight recorder of one node.
 
     Attributes:
@@ -53,7 +63,7 @@ class Flights:
         problems: by URL, why an agent has none, and what to do.
     """
 
-    found: list[Flight] = field(default_factory=list)
+    found: list[NodeFlight] = field(default_factory=list)
     problems: dict[str, str] = field(default_factory=dict)
 
 
@@ -75,7 +85,7 @@ def ask_agents(
     """
     with ExitStack() as stack:
         connections = {
-            url: stack.enter_context(closing(Connection(url, token, seconds=_SECONDS)))
+            url: stack.enter_context(closing(HttpConnection(url, token, seconds=_SECONDS)))
             for url in urls
         }
 
@@ -115,15 +125,15 @@ def _clock(ask: Callable[[Question[ClockReading], str], ClockReading], url: str)
     for _ in range(_READINGS):
         sent = monotonic()
         theirs = ask(CLOCK, url)["clock"]["monotonic"]
-        readings.append(Reading(sent, theirs, monotonic()))
+        readings.append(ClockSample(sent, theirs, monotonic()))
     return estimate(readings[1:])  # the first one connects
 
 
-def _flight(url: str, answer: agent_answers.Flight, offset: Offset, our_wall: float) -> Flight:
+def _flight(url: str, answer: agent_answers.Flight, offset: Offset, our_wall: float) -> NodeFlight:
     theirs = answer["clock"]
     answered = theirs["monotonic"] - offset.ahead
     wall_ahead = theirs["wall"] - (our_wall + answered)
-    return Flight(url, answer["node"], answered, offset, wall_ahead, answer["groups"])
+    return NodeFlight(url, answer["node"], answered, offset, wall_ahead, answer["groups"])
 
 
 def _require(
@@ -188,7 +198,7 @@ class SeenOp:
         return {node: self.start + after for node, after in self.record["heard"].items()}
 
 
-def ops_of_group(flight: Flight, group: Recording) -> Iterator[SeenOp]:
+def ops_of_group(flight: NodeFlight, group: Recording) -> Iterator[SeenOp]:
     """Yield the ops of a group in a node's flight recorder."""
     for record in group["ops"]:
         start = record["start"] - flight.offset.ahead
@@ -202,7 +212,7 @@ def ops_of_group(flight: Flight, group: Recording) -> Iterator[SeenOp]:
         )
 
 
-def seen_ops(flights: Iterable[Flight], seconds: float | None) -> list[SeenOp]:
+def seen_ops(flights: Iterable[NodeFlight], seconds: float | None) -> list[SeenOp]:
     """Return the ops of all nodes in the order of their starts.
 
     Args:

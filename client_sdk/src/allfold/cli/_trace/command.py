@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from allfold.cli._clocks import OUR_CLOCK
+from allfold.cli._asking import OUR_CLOCK
 from allfold.cli._parameters import (
     Seconds,
     orchestrator_option,
@@ -17,7 +17,7 @@ from allfold.cli._parameters import (
     token,
 )
 from allfold.cli._report import agents_to_ask
-from allfold.cli._trace.asking import Flight, Flights, ask_agents, seen_ops
+from allfold.cli._trace.asking import Flights, NodeFlight, ask_agents, seen_ops
 from allfold.cli._trace.merging import merged, newest_ops
 from allfold.cli._trace.torch_dump import group_dumps, write
 from allfold_core.errors import InvalidArgument, LocalError
@@ -128,7 +128,7 @@ def _write_trace(
     )
 
 
-def _about_clock(flight: Flight) -> str:
+def _about_clock(flight: NodeFlight) -> str:
     ahead, sure = flight.wall_ahead, flight.offset.uncertainty
     how = "ahead of" if ahead >= 0 else "behind"
     return (
@@ -151,7 +151,7 @@ def _write_dumps(flights: Flights, group: str, folder: Path, our_wall: float) ->
         click.echo(f"group {dump.group!r}: {ranks}{left_out}: {command}", err=True)
 
 
-def _nothing(flights: Sequence[Flight], group: str, seconds: float | None) -> str:
+def _nothing(flights: Sequence[NodeFlight], group: str, seconds: float | None) -> str:
     names = sorted({each["name"] for flight in flights for each in flight.groups})
     if group and group not in names:
         return f"no node has a group {group!r}, and had none of late: leave --group out to see all"

@@ -17,7 +17,7 @@ Key = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Thread:
+class TraceThread:
     """A thread of the trace, by its process and thread number."""
 
     pid: int
@@ -43,14 +43,15 @@ class Tracks:
     def __init__(self) -> None:
         self._pids: dict[str, int] = {}
         self._tracks: dict[tuple[int, Key], _Track] = {}
-        self._slots: dict[Thread, tuple[int, Key, int]] = {}
         self._tids: dict[tuple[int, Key, int], int] = {}
 
     def pid(self, node: str) -> int:
         """Return the number of a node."""
         return self._pids.setdefault(node, len(self._pids) + 1)
 
-    def place(self, node: str, key: Key, label: str, start: float, end: float | None) -> Thread:
+    def place(
+        self, node: str, key: Key, label: str, start: float, end: float | None
+    ) -> TraceThread:
         """Return a thread that is free for a slice; slices come in the order of their starts.
 
         Args:
@@ -66,24 +67,24 @@ class Tracks:
             track.threads.append(-inf)
         track.threads[index] = inf if end is None else end
         slot = (pid, key, index)
-        return Thread(pid, self._tids.setdefault(slot, len(self._tids) + 1))
+        return TraceThread(pid, self._tids.setdefault(slot, len(self._tids) + 1))
 
     def metadata(self) -> Iterator[Json]:
         """Yield the names and the order of all processes and threads."""
         for node, pid in sorted(self._pids.items()):
-            yield _named("process_name", Thread(pid, 0), {"name": f"node {node}"})
+            yield _named("process_name", TraceThread(pid, 0), {"name": f"node {node}"})
         for order, node in enumerate(sorted(self._pids)):
-            where = Thread(self._pids[node], 0)
+            where = TraceThread(self._pids[node], 0)
             yield _named("process_sort_index", where, {"sort_index": order})
         for order, slot in enumerate(sorted(self._tids)):
             pid, key, index = slot
-            where = Thread(pid, self._tids[slot])
+            where = TraceThread(pid, self._tids[slot])
             label = self._tracks[pid, key].label + (f" ({index + 1})" if index else "")
             yield _named("thread_name", where, {"name": label})
             yield _named("thread_sort_index", where, {"sort_index": order})
 
 
-def _named(what: str, where: Thread, args: Json) -> Json:
+def _named(what: str, where: TraceThread, args: Json) -> Json:
     return {"ph": "M", "name": what, "pid": where.pid, "tid": where.tid, "args": args}
 
 
@@ -98,7 +99,9 @@ class Events:
         self._origin = origin
         self._all: list[Json] = []
 
-    def slice(self, where: Thread, name: str, start: float, end: float | None, args: Json) -> None:
+    def slice(
+        self, where: TraceThread, name: str, start: float, end: float | None, args: Json
+    ) -> None:
         """Add what lasted from one time to another, or goes on (``end`` is ``None``)."""
         began = self._nanoseconds(start)
         event = self._event("B" if end is None else "X", name, where, began)
@@ -106,12 +109,12 @@ class Events:
             event["dur"] = (max(began, self._nanoseconds(end)) - began) / 1000
         self._all.append(event | {"args": args})
 
-    def instant(self, where: Thread, name: str, at: float, args: Json) -> None:
+    def instant(self, where: TraceThread, name: str, at: float, args: Json) -> None:
         """Add what happened at once."""
         event = self._event("i", name, where, self._nanoseconds(at))
         self._all.append(event | {"s": "t", "args": args})
 
-    def flow(self, number: int, name: str, ends: Iterable[tuple[Thread, float]]) -> None:
+    def flow(self, number: int, name: str, ends: Iterable[tuple[TraceThread, float]]) -> None:
         """Connect slices of two or more threads with arrows, in the order of the times."""
         places = sorted(ends, key=lambda each: each[1])
         for index, (where, at) in enumerate(places):
@@ -122,7 +125,7 @@ class Events:
 
     def counter(self, pid: int, name: str, at: float, series: Json) -> None:
         """Add the values of a counter from a time on."""
-        event = self._event("C", name, Thread(pid, 0), self._nanoseconds(at))
+        event = self._event("C", name, TraceThread(pid, 0), self._nanoseconds(at))
         self._all.append(event | {"args": series})
 
     def in_order(self) -> list[Json]:
@@ -132,7 +135,7 @@ class Events:
     def _nanoseconds(self, at: float) -> int:
         return max(0, round((at - self._origin) * 1e9))
 
-    def _event(self, phase: str, name: str, where: Thread, at: int) -> Json:
+    def _event(self, phase: str, name: str, where: TraceThread, at: int) -> Json:
         return {
             "ph": phase,
             "name": name,

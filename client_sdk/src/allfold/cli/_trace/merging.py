@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 from allfold.cli._trace.asking import Flights, Opening, SeenOp
-from allfold.cli._trace.events import Events, Key, Thread, Tracks
+from allfold.cli._trace.events import Events, Key, TraceThread, Tracks
 from allfold_core.agent_answers import Call, Json, RecordedOp
 
 MOST_EVENTS = 500_000
@@ -68,7 +68,7 @@ class _Drawing:
         self.events = Events(origin)
         self._labels = dict(_labels(openings))
         # By op, of each node the slice that shows it best.
-        self._ends: dict[tuple[str, int, int], list[tuple[Thread, float]]] = defaultdict(list)
+        self._ends: dict[tuple[str, int, int], list[tuple[TraceThread, float]]] = defaultdict(list)
 
     def draw(self, op: SeenOp) -> None:
         calls = sorted(op.arrivals.items(), key=lambda each: each[1])
@@ -85,7 +85,7 @@ class _Drawing:
         name = "exchange" if rank == _EXCHANGE else f"rank {rank}"
         return op.node, (*op.opening, rank), f"{label}{name}"
 
-    def _draw_call(self, op: SeenOp, rank: int, at: float) -> Thread:
+    def _draw_call(self, op: SeenOp, rank: int, at: float) -> TraceThread:
         """Draw the call of a rank, and its wait for the other ranks of the node."""
         record = op.record
         end = op.end if op.is_over else None
@@ -111,7 +111,7 @@ class _Drawing:
         what = {"seq": op.seq, "what": op.record["what"]}
         self.events.instant(where, f"{text} op {op.seq}", op.end, what)
 
-    def _draw_exchange(self, op: SeenOp) -> tuple[Thread, float] | None:
+    def _draw_exchange(self, op: SeenOp) -> tuple[TraceThread, float] | None:
         """Draw the work of a node; return where its slice begins, if it has done any."""
         began, exchanged, settled = map(op.phase, ("began", "exchanged", "settled"))
         if began is None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from allfold.cli._trace.asking import Flight, Opening, SeenOp, ops_of_group
+from allfold.cli._trace.asking import NodeFlight, Opening, SeenOp, ops_of_group
 from allfold_core.agent_answers import Call, Json, Recording
 from allfold_core.dtypes import DType
 from allfold_core.operations import AUTO, Fingerprint, Kind, ReduceOp
@@ -98,9 +98,9 @@ class _NodeView:
         return False if self.answered - began >= _SETTLED_SECONDS else None
 
 
-def group_dumps(flights: Iterable[Flight], our_wall: float) -> list[GroupDump]:
+def group_dumps(flights: Iterable[NodeFlight], our_wall: float) -> list[GroupDump]:
     """Return the dumps of all groups, by name."""
-    by_opening: dict[Opening, list[tuple[Flight, Recording]]] = {}
+    by_opening: dict[Opening, list[tuple[NodeFlight, Recording]]] = {}
     for flight in flights:
         for group in flight.groups:
             if group["ops"]:
@@ -132,7 +132,7 @@ def _folder_name(group: str) -> str:
     return name if name.strip(".") else f"_{name}"
 
 
-def _dump(name: str, views: list[tuple[Flight, Recording]], our_wall: float) -> GroupDump:
+def _dump(name: str, views: list[tuple[NodeFlight, Recording]], our_wall: float) -> GroupDump:
     epoch = max(op["epoch"] for _, group in views for op in group["ops"])
     nodes = [_view(flight, group, epoch) for flight, group in views]
     world_size = max(op.record["world_size"] for node in nodes for op in node.ops.values())
@@ -146,7 +146,7 @@ def _dump(name: str, views: list[tuple[Flight, Recording]], our_wall: float) -> 
     return GroupDump(name, world_size, dict(sorted(dumps.items())), len(seqs) - len(known))
 
 
-def _view(flight: Flight, group: Recording, epoch: int) -> _NodeView:
+def _view(flight: NodeFlight, group: Recording, epoch: int) -> _NodeView:
     ops = {op.seq: op for op in ops_of_group(flight, group) if op.record["epoch"] == epoch}
     is_current = group["open"] and group["epoch"] == epoch
     last_seq = {int(rank): last for rank, last in group["last_seq"].items()} if is_current else {}
