@@ -113,7 +113,7 @@ class History(TypedDict):
     groups: list[GroupHistory]
 
 
-class RankCall(TypedDict):
+class RecordedCall(TypedDict):
     """The call of one rank."""
 
     what: str
@@ -128,7 +128,7 @@ class RankCall(TypedDict):
     wire: NotRequired[str]
 
 
-class RecordedOp(RankCall):
+class RecordedOp(RecordedCall):
     """An op of a flight recorder. Without a call of a local rank it has no ``kind`` and so on.
 
     ``start`` is on the node's monotonic clock; the other times are seconds after it.
@@ -149,7 +149,7 @@ class RecordedOp(RankCall):
     heard: dict[str, float]
     error: str
     reason: str
-    other_calls: dict[NumberKey, RankCall]
+    other_calls: dict[NumberKey, RecordedCall]
 
 
 class RecordingAnswer(TypedDict):

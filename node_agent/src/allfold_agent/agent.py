@@ -24,10 +24,10 @@ from allfold_agent.http.transport import Transport
 from allfold_agent.joins import Joins
 from allfold_agent.local.server import LocalServer
 from allfold_agent.local.state_transfers import StateTransfers
-from allfold_agent.membership.control_link import ControlLink, NodeListener
+from allfold_agent.membership.control_link import ControlLink
 from allfold_agent.membership.draining import NodeDrain
 from allfold_agent.membership.group_links import GroupLinks
-from allfold_agent.membership.group_terms import EarlyNotices, GroupTerms
+from allfold_agent.membership.group_terms import EarlyNotices, GroupTerms, NodeListener
 from allfold_agent.membership.links import PeerLinks
 from allfold_agent.membership.orchestrator_client import OrchestratorClient
 from allfold_agent.membership.registration import Identity, NodeRegistration

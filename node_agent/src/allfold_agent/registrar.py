@@ -16,7 +16,7 @@ from allfold_agent.groups.group import NodeGroup
 from allfold_agent.groups.registry import GroupRegistry
 from allfold_agent.joins import Joins
 from allfold_agent.local.memberships import PROCESS_ENDED, JoinResult
-from allfold_agent.local.rank_connection import RankMembership
+from allfold_agent.local.rank_connection import LocalMembership
 from allfold_agent.membership.draining import NodeDrain
 from allfold_agent.membership.group_links import GroupLinks
 from allfold_agent.membership.seats import RankSeats
@@ -114,7 +114,7 @@ class RankRegistrar:
             error = AgentLost(_STOPPED) if done.cancelled() else done.exception()
             if not future.set_running_or_notify_cancel():
                 if error is None:  # the rank is dead, and has a seat
-                    self.lose(RankMembership(request["session"], done.result().group))
+                    self.lose(LocalMembership(request["session"], done.result().group))
             elif error is not None:
                 future.set_exception(error)
             else:
@@ -127,7 +127,7 @@ class RankRegistrar:
         task.add_done_callback(resolve)
         future.add_done_callback(withdraw)
 
-    def leave(self, membership: RankMembership, how: str, failed: bool) -> Future[None]:
+    def leave(self, membership: LocalMembership, how: str, failed: bool) -> Future[None]:
         """Take a rank out of its group in order; see ``Registrar``."""
         gone: Future[None] = Future()
         rank = _describe(membership)
@@ -138,7 +138,7 @@ class RankRegistrar:
         return gone
 
     def lose(
-        self, membership: RankMembership, reason: str = PROCESS_ENDED, *, withdraws: bool = False
+        self, membership: LocalMembership, reason: str = PROCESS_ENDED, *, withdraws: bool = False
     ) -> None:
         """Take a rank out of its group that can go on no more; see ``Registrar``."""
         if reason == PROCESS_ENDED:
@@ -165,7 +165,7 @@ class RankRegistrar:
         await asyncio.gather(*departures)
 
     async def _finish_leaving(
-        self, membership: RankMembership, how: str, failed: bool, gone: Future[None]
+        self, membership: LocalMembership, how: str, failed: bool, gone: Future[None]
     ) -> None:
         group, session = membership.group, membership.session
         # Whoever sent to this rank must know that it has received before it hears that it is gone.
@@ -181,12 +181,12 @@ class RankRegistrar:
             self._draining.look()
         await self._close_if_evicted(group)
 
-    async def _finish_loss(self, membership: RankMembership) -> None:
+    async def _finish_loss(self, membership: LocalMembership) -> None:
         self._draining.look()
         await self._give_up_seat(membership, "lost")
         await self._close_if_evicted(membership.group)
 
-    async def _give_up_seat(self, membership: RankMembership, reason: str) -> None:
+    async def _give_up_seat(self, membership: LocalMembership, reason: str) -> None:
         group, session = membership.group, membership.session
         sessions = group.plan.sessions
         rank = sessions.index(session) if session in sessions else 0  # found by its session
@@ -207,6 +207,6 @@ class RankRegistrar:
             self._tasks.loop.call_later(_COLLECT_SECONDS, gc.collect)
 
 
-def _describe(membership: RankMembership) -> str:
+def _describe(membership: LocalMembership) -> str:
     epoch = membership.epoch
     return "a rank" if epoch is None else f"rank {epoch.rank_of(membership.session)}"

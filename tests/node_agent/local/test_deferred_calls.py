@@ -15,7 +15,7 @@ from allfold_agent.gpu.completions import FencePoller
 from allfold_agent.gpu.gpus import Gpus
 from allfold_agent.local.deferred_calls import DeferredCalls
 from allfold_agent.local.memberships import Registrar
-from allfold_agent.local.rank_connection import CallMessage, RankConnection, RankMembership
+from allfold_agent.local.rank_connection import CallMessage, LocalMembership, RankConnection
 from allfold_agent.local.server import LocalServer
 from allfold_agent.local.state_transfers import StateTransfers
 from allfold_agent.runtime.reactor import Reactor
@@ -53,7 +53,7 @@ class Gpu:
         self._waits: list[tuple[Callable[[], bool], Callable[[Exception | None], None]]] = []
         self.process = create_autospec(RankConnection, instance=True)
         self.process.deferred = deque()
-        self.process.memberships = {0: create_autospec(RankMembership, instance=True)}
+        self.process.memberships = {0: create_autospec(LocalMembership, instance=True)}
         group = self.process.memberships[0].group
         group.failed_call.return_value = None
         group.evicted = None
@@ -203,7 +203,7 @@ def test_a_call_whose_op_has_failed_meanwhile_tells_its_rank_of_the_epoch_that_f
     gpu = Gpu()
     with local_groups([[0, 1], [2]]) as local:
         rank = local.ranks[0]
-        gpu.process.memberships = {0: RankMembership(rank.session, rank.group)}
+        gpu.process.memberships = {0: LocalMembership(rank.session, rank.group)}
         gpu.calls.add(gpu.process, call(0, fence=1))
         local.ranks[1].call(0, [1.0])
         local.lose(2)
@@ -235,7 +235,7 @@ def test_a_late_send_of_a_rank_that_is_not_in_the_new_epoch_is_refused() -> None
     gpu = Gpu()
     with local_groups([[0, 1], [2]]) as local:
         rank = local.ranks[0]
-        gpu.process.memberships = {0: RankMembership(rank.session, rank.group)}
+        gpu.process.memberships = {0: LocalMembership(rank.session, rank.group)}
         local.lose(0)
         gpu.calls.add(gpu.process, send(0.0, fence=1))
         gpu.reach(0)

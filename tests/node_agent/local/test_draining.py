@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from unittest.mock import create_autospec
 
-from allfold_agent.local.rank_connection import RankMembership
+from allfold_agent.local.rank_connection import LocalMembership
 from allfold_core.protocol.rank_messages import MAX_MESSAGE, Message, pack_json, unpack_json
 from tests.node_agent.local.served_ranks import empty_registrar, greeted, serving
 from tests.support.waiting import wait_until
@@ -18,7 +18,7 @@ def test_a_process_that_is_in_a_group_is_not_new_to_the_next_one(tmp_path: Path)
         for number in range(2):
             rank.send(pack_json(Message.JOIN, {"request": number}))
             wait_until(lambda: registrar.join.call_count > number, "it has asked")  # noqa: B023
-            process.memberships[number] = create_autospec(RankMembership, instance=True)
+            process.memberships[number] = create_autospec(LocalMembership, instance=True)
     assert [call.kwargs["is_new"] for call in registrar.join.call_args_list] == [True, False]
 
 

@@ -15,7 +15,7 @@ from allfold_agent.groups.group import NodeGroup
 from allfold_agent.groups.registry import GroupRegistry
 from allfold_agent.joins import Joins
 from allfold_agent.local.memberships import PROCESS_ENDED, JoinResult
-from allfold_agent.local.rank_connection import RankMembership
+from allfold_agent.local.rank_connection import LocalMembership
 from allfold_agent.membership.group_terms import EarlyNotices, GroupTerms
 from allfold_agent.membership.seats import Entry, RankSeats, check_request
 from allfold_agent.registrar import ControlTasks, RankRegistrar
@@ -37,7 +37,7 @@ class Joining(RankRegistrar):
         )
         self.dies = dies_before_the_end
         self.outcome = outcome
-        self.lost: list[RankMembership] = []
+        self.lost: list[LocalMembership] = []
         self.complete = asyncio.Event()
         self.withdrawn = False
         self.future = self.join(REQUEST)
@@ -55,7 +55,7 @@ class Joining(RankRegistrar):
         return self.outcome
 
     def lose(
-        self, membership: RankMembership, reason: str = PROCESS_ENDED, *, withdraws: bool = False
+        self, membership: LocalMembership, reason: str = PROCESS_ENDED, *, withdraws: bool = False
     ) -> None:
         self.lost.append(membership)
 

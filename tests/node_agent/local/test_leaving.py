@@ -12,7 +12,7 @@ import pytest
 from allfold_agent.groups.flight_recorder import Recordings
 from allfold_agent.groups.registry import GroupRegistry
 from allfold_agent.joins import Joins
-from allfold_agent.local.rank_connection import RankMembership
+from allfold_agent.local.rank_connection import LocalMembership
 from allfold_agent.membership.draining import NodeDrain
 from allfold_agent.membership.group_links import GroupLinks
 from allfold_agent.membership.seats import RankSeats
@@ -60,8 +60,8 @@ def local() -> Iterator[LocalGroups]:
         yield local
 
 
-def membership(rank: LocalRank) -> RankMembership:
-    return RankMembership(rank.session, rank.group)
+def membership(rank: LocalRank) -> LocalMembership:
+    return LocalMembership(rank.session, rank.group)
 
 
 def sessions(local: LocalGroups) -> list[tuple[str, ...]]:

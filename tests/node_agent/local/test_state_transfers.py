@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import pytest
 
-from allfold_agent.local.rank_connection import RankMembership
+from allfold_agent.local.rank_connection import LocalMembership
 from allfold_agent.local.state_transfers import StateTransfers, _sources
 from allfold_agent.tensors.offers import Offer, Offers
 from allfold_core.errors import (
@@ -35,10 +35,10 @@ OFFER = {"role": "offer", "id": "s", "head": 10, "total": 20, "layout": "x"}
 PULL = {"role": "pull", "epoch": 0, "sources": [[0, "s"]], "timeout": 5.0}
 
 
-def membership(**epochs: Any) -> RankMembership:
+def membership(**epochs: Any) -> LocalMembership:
     """The seat of a rank whose agent knows some epochs."""
     known = {int(name.removeprefix("e")): epoch for name, epoch in epochs.items()}
-    return cast(RankMembership, SimpleNamespace(group=SimpleNamespace(name="g", epochs=known)))
+    return cast(LocalMembership, SimpleNamespace(group=SimpleNamespace(name="g", epochs=known)))
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from allfold_agent.local.rank_connection import RankConnection, RankMembership
+from allfold_agent.local.rank_connection import LocalMembership, RankConnection
 from allfold_core.errors import Evicted, PeerLost
 from allfold_core.protocol.rank_messages import MAX_MESSAGE, Message, Outcome, unpack_json
 from tests.support.fakes.local_groups import LocalGroups, local_groups
@@ -25,7 +25,7 @@ class Told:
         ours, self.socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.setblocking(False)
         self.connection = RankConnection(ours, self._want_write)
-        self.connection.memberships[NUMBER] = RankMembership(self.session, local.groups[0])
+        self.connection.memberships[NUMBER] = LocalMembership(self.session, local.groups[0])
 
     def _want_write(self, _: RankConnection) -> None:
         self.wants_room += 1

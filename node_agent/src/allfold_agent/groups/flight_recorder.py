@@ -15,7 +15,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
 from allfold_agent.execution.op import Op
-from allfold_core.agent_answers import Clocks, RankCall, RecordedOp
+from allfold_core.agent_answers import Clocks, RecordedCall, RecordedOp
 from allfold_core.operations import Fingerprint
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class OpRecord(NamedTuple):
             "seq": self.seq,
             "epoch": self.epoch,
             "world_size": self.world_size,
-            **(described(self.fingerprint) if self.fingerprint else RankCall(what="")),
+            **(described(self.fingerprint) if self.fingerprint else RecordedCall(what="")),
             "strategy": self.strategy,
             "lane": "short" if self.is_short else "long",
             "state": self.state.value,
@@ -128,7 +128,7 @@ class OpRecord(NamedTuple):
         return dict(sorted(phases.items(), key=lambda each: each[1]))
 
 
-def described(call: Fingerprint) -> RankCall:
+def described(call: Fingerprint) -> RecordedCall:
     """Return a call in words, and its parts for programs."""
     return {
         "what": call.describe(),

@@ -14,8 +14,8 @@ from allfold_agent.groups.deadlines import INCIDENTS_AT_ONCE
 from allfold_agent.local.rank_connection import (
     CallMessage,
     DeferredCall,
+    LocalMembership,
     RankConnection,
-    RankMembership,
 )
 from allfold_agent.runtime.reactor import Reactor
 from allfold_core.errors import (
@@ -170,7 +170,7 @@ def _needs_attention(process: RankConnection, deferred: DeferredCall, now: float
 
 
 def _failure_of(
-    membership: RankMembership | None, message: CallMessage
+    membership: LocalMembership | None, message: CallMessage
 ) -> tuple[AllfoldError, int] | None:
     """Return the error of a deferred call that can only fail, and the epoch that goes with it.
 
@@ -186,7 +186,7 @@ def _failure_of(
     return group.failed_call(message.seq, message.view)
 
 
-def _late(membership: RankMembership, message: P2PMessage) -> PeerMissing:
+def _late(membership: LocalMembership, message: P2PMessage) -> PeerMissing:
     """Return the error of a send or receive whose tensor the GPU still uses."""
     epoch = membership.epoch
     ranks = [epoch.rank_of(membership.session)] if epoch else []

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 from allfold_agent.groups.epoch import GroupEpoch
 from allfold_agent.groups.group import NodeGroup
-from allfold_agent.local.rank_connection import RankConnection, RankMembership, refuse_request
+from allfold_agent.local.rank_connection import LocalMembership, RankConnection, refuse_request
 from allfold_agent.runtime.reactor import Reactor
 from allfold_core.errors import (
     AllfoldError,
@@ -50,7 +50,7 @@ class Registrar(Protocol):
             is_new: its process is in no group here so far.
         """
 
-    def leave(self, membership: RankMembership, how: str, failed: bool) -> Future[None]:
+    def leave(self, membership: LocalMembership, how: str, failed: bool) -> Future[None]:
         """A rank leaves in order; resolves when its seat is free for another registration.
 
         Args:
@@ -59,7 +59,7 @@ class Registrar(Protocol):
         """
 
     def lose(
-        self, membership: RankMembership, reason: str = PROCESS_ENDED, *, withdraws: bool = False
+        self, membership: LocalMembership, reason: str = PROCESS_ENDED, *, withdraws: bool = False
     ) -> None:
         """A rank has died, or can go on no more.
 
@@ -124,7 +124,7 @@ class Memberships:
     def _seat(self, process: RankConnection, request: dict[str, Any], result: JoinResult) -> None:
         group, epoch, session = result.group, result.epoch, request["session"]
         # Others may have joined or left since: the rank hears of that as all others do.
-        membership = RankMembership(session, group, epoch.ordinal)
+        membership = LocalMembership(session, group, epoch.ordinal)
         if process.is_closed:  # its socket may be open still, for as long as a GPU takes
             self._registrar.lose(membership)
             return
@@ -167,7 +167,7 @@ class Memberships:
         process.memberships.clear()
 
 
-def membership_of(process: RankConnection, number: int, which: str) -> RankMembership:
+def membership_of(process: RankConnection, number: int, which: str) -> LocalMembership:
     """Return a membership of a process.
 
     Raises:

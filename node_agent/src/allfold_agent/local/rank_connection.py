@@ -46,7 +46,7 @@ _REMEMBERED = 1024
 
 
 @dataclass(slots=True)
-class RankMembership:
+class LocalMembership:
     """One local rank of one group: a session, whose rank number is the epoch's to say.
 
     Attributes:
@@ -113,7 +113,7 @@ class RankConnection:
         self.socket = connected
         self.greeted = False
         self.no_lane = ""
-        self.memberships: dict[int, RankMembership] = {}
+        self.memberships: dict[int, LocalMembership] = {}
         self.joining: set[Future[Any]] = set()
         # Calls whose memory is still in use by the GPU of the rank, and those behind them.
         self.deferred: deque[DeferredCall] = deque()
@@ -237,7 +237,7 @@ class RankConnection:
             membership.group.lanes.handed(lane)
 
     def _send_with_page(
-        self, kind: Message, number: int, membership: RankMembership, body: dict[str, Any]
+        self, kind: Message, number: int, membership: LocalMembership, body: dict[str, Any]
     ) -> NodeLane | None:
         """Send news of an epoch, with the page of its short lane if it has one."""
         lane = membership.group.lanes.lane_of(body["epoch"])

@@ -15,7 +15,7 @@ from operator import itemgetter
 from typing import Any
 
 from allfold_agent.http.transport import Transport
-from allfold_agent.local.rank_connection import RankMembership
+from allfold_agent.local.rank_connection import LocalMembership
 from allfold_agent.runtime.buffers import is_sealed
 from allfold_agent.runtime.locks import make_lock
 from allfold_agent.runtime.threads import start_thread
@@ -50,7 +50,7 @@ class StateTransfers:
         self._lock = make_lock("transfers")
         self._channels: set[socket.socket] = set()
 
-    def begin(self, membership: RankMembership, descriptor: int) -> None:
+    def begin(self, membership: LocalMembership, descriptor: int) -> None:
         """Start a transfer.
 
         Args:
@@ -73,7 +73,7 @@ class StateTransfers:
                 with suppress(OSError):
                     channel.shutdown(socket.SHUT_RDWR)
 
-    def _run(self, membership: RankMembership, channel: socket.socket) -> None:
+    def _run(self, membership: LocalMembership, channel: socket.socket) -> None:
         with self._lock:
             self._channels.add(channel)
         try:
@@ -106,7 +106,7 @@ class StateTransfers:
             offer.release()
 
     def _pull(
-        self, membership: RankMembership, body: dict[str, Any], channel: socket.socket, window: Any
+        self, membership: LocalMembership, body: dict[str, Any], channel: socket.socket, window: Any
     ) -> None:
         timeout = float(body["timeout"])
         check_timeout(timeout)
@@ -137,7 +137,7 @@ def _map_window(descriptor: int) -> memoryview:
     return memoryview(mmap.mmap(descriptor, size))
 
 
-def _sources(membership: RankMembership, ordinal: int, wanted: list[list[Any]]) -> list[Source]:
+def _sources(membership: LocalMembership, ordinal: int, wanted: list[list[Any]]) -> list[Source]:
     """Return where the ranks of an epoch are, which offer the state.
 
     They come in the order in which they are to be asked.

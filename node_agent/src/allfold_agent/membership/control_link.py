@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import monotonic
 from typing import Any, Protocol
 
-from allfold_agent.groups.group import NodeGroup
 from allfold_agent.membership.control_socket import (
     ControlRequests,
     Dial,
@@ -22,8 +21,6 @@ from allfold_agent.membership.control_socket import (
     Socket,
     dial,
 )
-from allfold_agent.membership.draining import NodeDrain
-from allfold_agent.membership.group_terms import GroupTerms
 from allfold_agent.membership.orchestrator_client import (
     Forgotten,
     OrchestratorClient,
@@ -32,9 +29,7 @@ from allfold_agent.membership.orchestrator_client import (
     outcome,
 )
 from allfold_agent.membership.registration import NodeRegistration
-from allfold_agent.membership.witness import Witness
 from allfold_control import messages
-from allfold_control.messages import Progress
 from allfold_core.errors import AllfoldError, Evicted, OrchestratorUnreachable, ServiceError
 from allfold_core.incident import Incident
 from allfold_core.survival.suspicion import Charge
@@ -354,57 +349,3 @@ def _parsed(url: str, text: str | bytes) -> messages.Down:
             f"a message of the orchestrator at {url} cannot be read: {error}; agents and "
             "orchestrator should have the same version"
         ) from error
-
-
-class NodeListener:
-    """The control link's listener: terms go to the groups, acquittals to the witness.
-
-    Args:
-        terms: of the groups.
-        witness: of the other nodes.
-        groups: returns the groups that are open on this node.
-        end_life: called when the orchestrator has evicted this node, with how that is known.
-        draining: of this node.
-    """
-
-    def __init__(
-        self,
-        terms: GroupTerms,
-        witness: Witness,
-        groups: Callable[[], list[NodeGroup]],
-        end_life: Callable[[str], None],
-        draining: NodeDrain,
-    ) -> None:
-        self.held = terms.held
-        self.has_unsaid = terms.has_unsaid
-        self.term = terms.term
-        self.evicted = end_life
-        self.cleared = witness.cleared
-        self.lag = witness.lag
-        self.heard = witness.heard
-        self.drain = draining.begin
-        self._terms = terms
-        self._witness = witness
-        self._groups = groups
-        self._draining = draining
-
-    def is_draining(self) -> bool:
-        return self._draining.reason is not None
-
-    def registered(self, generation: int, out: Sequence[str]) -> None:
-        self._terms.registered(generation, out)
-        self._witness.again()
-
-    def progress(self) -> list[Progress]:
-        return [_progress(group) for group in self._groups()]
-
-
-def _progress(group: NodeGroup) -> Progress:
-    records = group.lanes.records
-    records.harvest()  # now and then, as nobody else may look
-    return Progress(
-        group=group.name,
-        epoch=group.opening,
-        last_seq=max(records.last_called().values(), default=-1),
-        in_flight=len(group.table.in_flight) + len(records.in_flight()),
-    )

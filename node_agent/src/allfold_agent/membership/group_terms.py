@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from time import monotonic
 from typing import NamedTuple
@@ -12,9 +12,11 @@ from typing import NamedTuple
 from allfold_agent.groups.group import NodeGroup
 from allfold_agent.groups.outcomes import evicted
 from allfold_agent.groups.registry import GroupRegistry, LastTerm
+from allfold_agent.membership.draining import NodeDrain
+from allfold_agent.membership.witness import Witness
 from allfold_agent.runtime.locks import make_lock
 from allfold_agent.runtime.reactor import Reactor
-from allfold_control.messages import Held
+from allfold_control.messages import Held, Progress
 from allfold_core.protocol.frames import FrameError
 from allfold_core.survival.term_record import TermRecord
 
@@ -276,3 +278,57 @@ def _is_forgotten(group: NodeGroup, newest: int) -> bool:
     no registration will speak of them any more.
     """
     return group.opening < newest and not group.is_empty
+
+
+class NodeListener:
+    """The control link's listener: terms go to the groups, acquittals to the witness.
+
+    Args:
+        terms: of the groups.
+        witness: of the other nodes.
+        groups: returns the groups that are open on this node.
+        end_life: called when the orchestrator has evicted this node, with how that is known.
+        draining: of this node.
+    """
+
+    def __init__(
+        self,
+        terms: GroupTerms,
+        witness: Witness,
+        groups: Callable[[], list[NodeGroup]],
+        end_life: Callable[[str], None],
+        draining: NodeDrain,
+    ) -> None:
+        self.held = terms.held
+        self.has_unsaid = terms.has_unsaid
+        self.term = terms.term
+        self.evicted = end_life
+        self.cleared = witness.cleared
+        self.lag = witness.lag
+        self.heard = witness.heard
+        self.drain = draining.begin
+        self._terms = terms
+        self._witness = witness
+        self._groups = groups
+        self._draining = draining
+
+    def is_draining(self) -> bool:
+        return self._draining.reason is not None
+
+    def registered(self, generation: int, out: Sequence[str]) -> None:
+        self._terms.registered(generation, out)
+        self._witness.again()
+
+    def progress(self) -> list[Progress]:
+        return [_progress(group) for group in self._groups()]
+
+
+def _progress(group: NodeGroup) -> Progress:
+    records = group.lanes.records
+    records.harvest()  # now and then, as nobody else may look
+    return Progress(
+        group=group.name,
+        epoch=group.opening,
+        last_seq=max(records.last_called().values(), default=-1),
+        in_flight=len(group.table.in_flight) + len(records.in_flight()),
+    )

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from allfold.cli._trace.asking import Flights, Opening, SeenOp
 from allfold.cli._trace.events import Events, Key, TraceThread, Tracks
-from allfold_core.agent_answers import Json, RankCall, RecordedOp
+from allfold_core.agent_answers import Json, RecordedCall, RecordedOp
 
 MOST_EVENTS = 500_000
 _EXCHANGE = -1  # its track comes before those of the ranks
@@ -162,7 +162,7 @@ def _labels(openings: Iterable[Opening]) -> Iterator[tuple[Opening, str]]:
         yield (name, opening), "" if len(known) == 1 else f"{name}{number} "
 
 
-def _args(record: RecordedOp, call: RankCall) -> Json:
+def _args(record: RecordedOp, call: RecordedCall) -> Json:
     shown = {name: record[name] for name in ("seq", "epoch", "strategy", "lane", "state")}
     return {"what": call["what"], "bytes": call["bytes"], **shown}
 

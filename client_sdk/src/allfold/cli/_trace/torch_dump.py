@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from allfold.cli._trace.asking import NodeFlight, Opening, SeenOp, ops_of_group
-from allfold_core.agent_answers import Json, RankCall, RecordingAnswer
+from allfold_core.agent_answers import Json, RecordedCall, RecordingAnswer
 from allfold_core.dtypes import DType
 from allfold_core.operations import AUTO, Fingerprint, Kind, ReduceOp
 from allfold_core.schedules.parts import input_numel, output_numel
@@ -239,18 +239,18 @@ def _rank_dump(group: str, rank: int, world_size: int, entries: list[Json]) -> J
     }
 
 
-def profiling_name(call: RankCall) -> str:
+def profiling_name(call: RecordedCall) -> str:
     """Return the name of a call: ``gloo:all_reduce``."""
     kind = call["kind"]
     return f"{_BACKEND}:{_UNEQUAL.get(kind, kind) if call['counts'] else kind}"
 
 
-def torch_dtype(call: RankCall) -> str:
+def torch_dtype(call: RecordedCall) -> str:
     """Return the name that torch's recorder has for the type of the elements."""
     return _DTYPES.get(call["dtype"], call["dtype"])
 
 
-def sizes_of(call: RankCall, rank: int, world_size: int) -> tuple[Sizes, Sizes]:
+def sizes_of(call: RecordedCall, rank: int, world_size: int) -> tuple[Sizes, Sizes]:
     """Return the sizes of a rank's inputs and outputs; ``[[]]`` where it has none.
 
     With unequal blocks the analyser would take sizes that differ between ranks for a mismatch, so
