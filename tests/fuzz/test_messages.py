@@ -103,8 +103,8 @@ UP = [
         "groups": [{"group": "g", "record": _RECORD, "is_out": False}],
     },
     {"type": "beat", "number": 3, "lag": 0.1, "heard": {"b": 1.0}, "progress": []},
-    {"type": "accuse", **_LIFE, "charge": "silent", "since": 1.0, "lag": 0.1},
-    {"type": "withdraw", **_LIFE, "charge": "stuck"},
+    {"type": "suspect", **_LIFE, "kind": "silent", "since": 1.0, "lag": 0.1},
+    {"type": "withdraw", **_LIFE, "kind": "stuck"},
     {"type": "alive", "nonce": "n", "lag": 0.5},
     {"type": "join", "number": 3, "body": {"group": "g", "rank": 0}},
 ]

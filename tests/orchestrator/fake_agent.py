@@ -178,12 +178,12 @@ class FakeAgent:
             "register", generation=self.generation, incarnation=self.incarnation, groups=groups
         )
 
-    async def send(self, kind: str, **fields: Any) -> None:
+    async def send(self, kind: str, /, **fields: Any) -> None:
         await self._socket.send(json.dumps({"schema": 1, "type": kind, **fields}))
 
-    async def accuse(self, other: FakeAgent, charge: str = "silent", **said: float) -> None:
-        fields = {"node": other.name, "incarnation": other.incarnation, "charge": charge}
-        await self.send("accuse", **fields, **said)
+    async def suspect(self, other: FakeAgent, kind: str = "silent", **said: float) -> None:
+        fields = {"node": other.name, "incarnation": other.incarnation, "kind": kind}
+        await self.send("suspect", **fields, **said)
 
     async def _read(self) -> None:
         with suppress(ConnectionClosed):
@@ -222,7 +222,7 @@ class FakeAgent:
     def received(self, kind: str) -> list[Json]:
         return [message for message in self.messages if message["type"] == kind]
 
-    async def hears(self, kind: str, **fields: Any) -> Json:
+    async def hears(self, kind: str, /, **fields: Any) -> Json:
         """Return the first message of this kind with these fields, as soon as it is there."""
 
         def found() -> list[Json]:

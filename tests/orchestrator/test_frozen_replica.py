@@ -88,7 +88,7 @@ async def a_link_dies(linked: Sequence[FakeAgent], stopping: StoppingReplica) ->
         agent.heard = dict.fromkeys("abcde", 0.0)
     a = linked[0]
     a.heard["b"] = 60.0
-    await a.accuse(linked[1])
+    await a.suspect(linked[1])
     await until(lambda: stopping.is_stopped, "it has stopped", START_SECONDS)
 
 
@@ -123,7 +123,7 @@ async def test_what_a_frozen_replica_decided_is_void_where_another_one_has_decid
         await a.die()
         for agent in linked:
             agent.heard["a"] = 60.0
-        await d.accuse(a, "refused")
+        await d.suspect(a, "refused")
         for agent in (b, d):
             await agent.holds(*"bcde")
         stopping.go_on()

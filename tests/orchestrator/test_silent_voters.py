@@ -71,7 +71,7 @@ async def test_it_is_said_what_to_do_where_too_few_have_reported_to_evict_a_sile
         await store.groups.submit(GROUP, event)
     await run_for(replica, clock, LEASE_SECONDS + 2.5 * LOOK_AGAIN_SECONDS, *reporting)
     said = [each for each in caplog.messages if "DELETE /v1/nodes/b?force=true" in each]
-    assert len(said) == (reporting == "a"), "the others are enough: the jury evicts it"
+    assert len(said) == (reporting == "a"), "the others are enough: the failure detector evicts it"
 
 
 async def test_a_silent_node_in_a_group_that_cannot_be_read_may_have_a_vote_and_stays(

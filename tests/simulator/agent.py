@@ -16,15 +16,15 @@ from allfold_agent.membership.control_link import ControlLink
 from allfold_agent.membership.draining import NodeDrain
 from allfold_agent.membership.group_links import GroupLinks
 from allfold_agent.membership.group_terms import EarlyNotices, GroupTerms
+from allfold_agent.membership.peer_monitor import PeerMonitor
 from allfold_agent.membership.registration import Identity, NodeRegistration
 from allfold_agent.membership.seats import Entry, RankSeats
-from allfold_agent.membership.witness import Witness
 from allfold_control.messages import Progress
 from allfold_core.errors import AllfoldError, LocalError
 from allfold_core.protocol.peer_link import GroupMessage
 from allfold_core.survival.instructions import Fetch
 from allfold_core.survival.records import Stamp
-from allfold_core.survival.suspicion import Charge
+from allfold_core.survival.suspicion import SuspicionKind
 from allfold_core.topology import Member
 from allfold_core.verdict import LEFT
 from allfold_service.credentials import Credentials
@@ -99,7 +99,7 @@ class Agent:
         self.terms = GroupTerms(
             node, lambda: self.registration.incarnation, self.registry, self.notices, reactor
         )
-        self.witness = Witness(
+        self.monitor = PeerMonitor(
             cast(Any, links),
             reactor,
             self,
@@ -107,7 +107,7 @@ class Agent:
             awaited=self.group_links.awaited,
             clock=world.loop.time,
         )
-        self.group_links.on_link_down = self.witness.look
+        self.group_links.on_link_down = self.monitor.look
         self.draining = NodeDrain(node, self.registry.all, self._ask_ranks_to_leave)
         self.control_link = ControlLink(
             client, self.registration, _Listener(self), cast(Credentials, None), client.dial
@@ -123,7 +123,7 @@ class Agent:
         )
         self.terms.let_in = self._joins.let_in
         self.terms.register = self.control_link.opened
-        self.witness.start()
+        self.monitor.start()
         self._keeping = self.process.spawn(self.control_link.keep())
         self.process.spawn(self.seats.keep_giving_back())
 
@@ -131,13 +131,15 @@ class Agent:
         at = self.node
         return Identity(at, f"http://{at}:7401", f"{at}:7402", "cpu", "", "1", 1)
 
-    # What the group, the witness and the control link ask for, as of the real agent
+    # What the group, the peer monitor and the control link ask for, as of the real agent
 
-    def accuse(self, node: str, incarnation: str, charge: Charge, since: float, lag: float) -> None:
-        self.control_link.accuse(node, incarnation, charge, since, lag)
+    def suspect(
+        self, node: str, incarnation: str, kind: SuspicionKind, since: float, lag: float
+    ) -> None:
+        self.control_link.suspect(node, incarnation, kind, since, lag)
 
-    def withdraw(self, node: str, incarnation: str, charge: Charge) -> None:
-        self.control_link.withdraw(node, incarnation, charge)
+    def withdraw(self, node: str, incarnation: str, kind: SuspicionKind) -> None:
+        self.control_link.withdraw(node, incarnation, kind)
 
     def send(self, node: str, message: GroupMessage) -> None:
         assert self.links is not None
@@ -288,9 +290,9 @@ class _Listener:
         self.has_unsaid = agent.terms.has_unsaid
         self.term = agent.terms.term
         self.evicted = agent.end_life
-        self.cleared = agent.witness.cleared
-        self.lag = agent.witness.lag
-        self.heard = agent.witness.heard
+        self.cleared = agent.monitor.cleared
+        self.lag = agent.monitor.lag
+        self.heard = agent.monitor.heard
         self.drain = agent.draining.begin
         self._agent = agent
 
@@ -299,7 +301,7 @@ class _Listener:
 
     def registered(self, generation: int, out: Collection[str]) -> None:
         self._agent.terms.registered(generation, out)
-        self._agent.witness.again()
+        self._agent.monitor.again()
 
     def progress(self) -> list[Progress]:
         return [

@@ -76,7 +76,7 @@ class PeerLinks:
     def _now(self) -> float:
         return self._world.loop.time()
 
-    # What groups and the witness ask
+    # What groups and the peer monitor ask
 
     def want(self, node: str, _: str, incarnation: str) -> None:
         """Have a link to this life of a node, on behalf of one more group."""

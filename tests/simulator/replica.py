@@ -1,4 +1,4 @@
-"""One replica of the orchestrator: the real service, control links, jury and sweeper."""
+"""One replica of the orchestrator: the real service, control links, detector and sweeper."""
 
 from __future__ import annotations
 

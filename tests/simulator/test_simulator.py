@@ -18,7 +18,7 @@ STORIES_OF_A_CASE = 60
 MENDED = {
     6289: "a killed node's links were taken for dead before its silence was decided",
     771: "a killed node's last words were read late, and its links taken for dead",
-    30020: "a charge was dropped that was made while its node was ended in no group",
+    30020: "a suspicion was dropped that was made while its node was ended in no group",
     3409: "a node opened a group again that it had closed, with ranks that had left",
     10054: "a second opening of the group was taken for the first one, and its ranks not woken",
     106: "a node without ranks closed a group that went on, because another one was left out of it",

@@ -26,7 +26,7 @@ from allfold_core.schema import (
     Seq,
     read_object,
 )
-from allfold_core.survival.suspicion import Charge
+from allfold_core.survival.suspicion import SuspicionKind
 
 MAX_MESSAGE_BYTES = 16 << 20
 """The record of the largest group that may be takes half of this."""
@@ -88,27 +88,27 @@ class Beat(Given):
     draining: bool = Field(default=False, description="It takes no ranks, and lets its own leave.")
 
 
-class Accuse(Given):
-    """Another node is refused, silent or stuck, for ``since`` seconds; ``lag`` is its accuser's.
+class Suspect(Given):
+    """Another node is refused, silent or stuck, for ``since`` seconds; ``lag`` is its reporter's.
 
-    A node that is stuck answers, but does not do its part: only WITHDRAW acquits it.
+    A node that is stuck answers, but does not do its part: only WITHDRAW clears it.
     """
 
-    type: Literal["accuse"] = "accuse"
+    type: Literal["suspect"] = "suspect"
     node: Name
     incarnation: Name
-    charge: Charge
+    kind: SuspicionKind
     since: _Age = 0.0
     lag: _Age = 0.0
 
 
 class Withdraw(Given):
-    """Takes an accusation back: the node was heard, or does its part again."""
+    """Takes a suspicion back: the node was heard, or does its part again."""
 
     type: Literal["withdraw"] = "withdraw"
     node: Name
     incarnation: Name
-    charge: Charge
+    kind: SuspicionKind
 
 
 class Alive(Given):
@@ -170,7 +170,7 @@ class Ask(Given):
     body: dict[str, Any]
 
 
-Up = Register | Beat | Accuse | Withdraw | Alive | Told | Ask
+Up = Register | Beat | Suspect | Withdraw | Alive | Told | Ask
 _UP: TypeAdapter[Up] = TypeAdapter(Annotated[Up, Field(discriminator="type")])
 
 # What the orchestrator says
@@ -224,7 +224,7 @@ class PingFor(BaseModel):
 
 
 class Cleared(BaseModel):
-    """A node that this one has accused lives; it may be silent for ``patience`` seconds."""
+    """A node that this one has suspected lives; it may be silent for ``patience`` seconds."""
 
     type: Literal["cleared"] = "cleared"
     node: str

@@ -30,9 +30,9 @@ from allfold_agent.membership.group_links import GroupLinks
 from allfold_agent.membership.group_terms import EarlyNotices, GroupTerms, NodeListener
 from allfold_agent.membership.links import PeerLinks
 from allfold_agent.membership.orchestrator_client import OrchestratorClient
+from allfold_agent.membership.peer_monitor import PeerMonitor
 from allfold_agent.membership.registration import Identity, NodeRegistration
 from allfold_agent.membership.seats import Entry, RankSeats
-from allfold_agent.membership.witness import Witness
 from allfold_agent.observation.failures import ExitObserver
 from allfold_agent.observation.incidents import Incidents
 from allfold_agent.observation.link_observer import Retransmits
@@ -47,7 +47,7 @@ from allfold_agent.settings import AgentSettings
 from allfold_agent.tensors.offers import Offers
 from allfold_core.incident import Incident
 from allfold_core.protocol.peer_link import GroupMessage
-from allfold_core.survival.suspicion import Charge
+from allfold_core.survival.suspicion import SuspicionKind
 from allfold_core.topology import Member
 from allfold_core.verdict import counted
 from allfold_service import addresses
@@ -100,7 +100,7 @@ class NodeAgent:
         )
         self.group_links = GroupLinks(settings.name, self.links, self.registry, self.notices)
         self.terms = self._make_terms()
-        self.witness = self._make_witness()
+        self.monitor = self._make_monitor()
         # The orchestrator
         self.draining = NodeDrain(settings.name, self.registry.all, self._ask_ranks_to_leave)
         self.control_link = self._make_control_link()
@@ -146,20 +146,20 @@ class NodeAgent:
             lambda address: link_probe.measure(self.transport, address),
         )
 
-    def _make_witness(self) -> Witness:
-        witness = Witness(
+    def _make_monitor(self) -> PeerMonitor:
+        monitor = PeerMonitor(
             self.links,
             self._reactor,
             self,
             heard_on_edges=self.group_links.last_heard,
             awaited=self.group_links.awaited,
         )
-        self.group_links.on_link_down = witness.look
-        return witness
+        self.group_links.on_link_down = monitor.look
+        return monitor
 
     def _make_control_link(self) -> ControlLink:
         listener = NodeListener(
-            self.terms, self.witness, self.registry.all, self._end_life, self.draining
+            self.terms, self.monitor, self.registry.all, self._end_life, self.draining
         )
         return ControlLink(
             self._orchestrator, self.registration, listener, self.settings.credentials
@@ -224,7 +224,7 @@ class NodeAgent:
         """Serve ranks and peers, and register with the orchestrator as soon as it answers."""
         self._data.start()
         self._reactor.start()
-        self.witness.start()
+        self.monitor.start()
         if self._observes:
             self.observer.start()
         for meter in self.lags.values():
@@ -253,13 +253,15 @@ class NodeAgent:
         await self._tasks.end()  # what ranks asked for meanwhile
         await self._orchestrator.close()
 
-    # What the witness asks for (the reactor's thread, without waiting)
+    # What the peer monitor asks for (the reactor's thread, without waiting)
 
-    def accuse(self, node: str, incarnation: str, charge: Charge, since: float, lag: float) -> None:
-        self.control_link.accuse(node, incarnation, charge, since, lag)
+    def suspect(
+        self, node: str, incarnation: str, kind: SuspicionKind, since: float, lag: float
+    ) -> None:
+        self.control_link.suspect(node, incarnation, kind, since, lag)
 
-    def withdraw(self, node: str, incarnation: str, charge: Charge) -> None:
-        self.control_link.withdraw(node, incarnation, charge)
+    def withdraw(self, node: str, incarnation: str, kind: SuspicionKind) -> None:
+        self.control_link.withdraw(node, incarnation, kind)
 
     # What the observer asks for (any thread, without waiting)
 

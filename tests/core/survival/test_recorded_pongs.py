@@ -1,4 +1,4 @@
-"""A node of a machine with too much to do, as its pings were recorded, is not accused."""
+"""A node of a machine with too much to do, as its pings were recorded, is not suspected."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def recorded() -> list[tuple[float, float]]:
     return [(sent / 1000, (sent + took) / 1000) for sent, took in pings]
 
 
-def accusations(pings: list[tuple[float, float]]) -> list[float]:
-    """The time at which an observer that does not lag, and only hears answers, accuses the node."""
+def false_suspicions(pings: list[tuple[float, float]]) -> list[float]:
+    """The times at which an observer without lag, which only hears answers, suspects the node."""
     suspect, worst = Suspicion(), RecentMaximum(PONG_WINDOW_SECONDS)
-    now, sent, answered, accused = 0.0, 0, 0, list[float]()
+    now, sent, answered, suspected = 0.0, 0, 0, list[float]()
     while now < pings[-1][0]:
         while sent < len(pings) and pings[sent][0] <= now:
             sent += 1
@@ -44,10 +44,10 @@ def accusations(pings: list[tuple[float, float]]) -> list[float]:
             answered += 1
         heard = pings[answered - 1][1] if answered else 0.0
         seen = Observation(heard, sent - answered, worst.at(now))
-        if suspect.judge(now, seen) is Action.ACCUSE_SILENT:
-            accused.append(now)
+        if suspect.judge(now, seen) is Action.SUSPECT_SILENT:
+            suspected.append(now)
         now += TICK
-    return accused
+    return suspected
 
 
 def test_the_recorded_node_was_silent_for_longer_than_an_idle_one_may_be() -> None:
@@ -55,15 +55,15 @@ def test_the_recorded_node_was_silent_for_longer_than_an_idle_one_may_be() -> No
     assert max(later - earlier for earlier, later in pairwise(answers)) > PATIENCE_SECONDS
 
 
-def test_a_node_that_was_slow_of_late_is_not_accused(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert accusations(recorded()) == []
+def test_a_node_that_was_slow_of_late_is_not_suspected(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert false_suspicions(recorded()) == []
     monkeypatch.setattr(suspicion, "PONG_FACTOR", 0.0)
-    assert accusations(recorded()) != []
+    assert false_suspicions(recorded()) != []
 
 
-def test_the_recorded_node_is_accused_in_time_once_it_stops() -> None:
+def test_the_recorded_node_is_suspected_in_time_once_it_stops() -> None:
     pings, stop = recorded(), 30.0
     stopped = [(sent, answered if sent < stop else NEVER) for sent, answered in pings]
     worst = max(answered - sent for sent, answered in pings if sent < stop)
-    (accused,) = accusations(stopped)
-    assert stop < accused <= stop + max(PATIENCE_SECONDS, PONG_FACTOR * worst) + 2 * TICK
+    (suspected,) = false_suspicions(stopped)
+    assert stop < suspected <= stop + max(PATIENCE_SECONDS, PONG_FACTOR * worst) + 2 * TICK

@@ -43,15 +43,15 @@ def actions(
     return done
 
 
-def test_a_silent_node_is_dialled_again_at_half_of_the_patience_and_then_accused_once() -> None:
+def test_a_silent_node_is_dialled_again_at_half_of_the_patience_and_then_suspected_once() -> None:
     half = PATIENCE_SECONDS / 2
     assert actions(Suspicion(), 5.0) == [
         (half, Action.DIAL_AGAIN),
-        (PATIENCE_SECONDS, Action.ACCUSE_SILENT),
+        (PATIENCE_SECONDS, Action.SUSPECT_SILENT),
     ]
 
 
-def test_no_node_is_accused_of_silence_that_was_not_asked() -> None:
+def test_no_node_is_suspected_of_silence_that_was_not_asked() -> None:
     done = actions(Suspicion(), 5.0, pings=UNANSWERED_PINGS - 1)
     assert [action for _, action in done] == [Action.DIAL_AGAIN]
 
@@ -67,15 +67,15 @@ def test_a_node_is_silent_when_it_neither_answers_nor_says_anything_for_its_pati
 
 
 def test_slow_answers_lengthen_the_patience_up_to_a_bound() -> None:
-    assert actions(Suspicion(), 5.0, worst_pong=0.2)[-1] == (1.2, Action.ACCUSE_SILENT)
+    assert actions(Suspicion(), 5.0, worst_pong=0.2)[-1] == (1.2, Action.SUSPECT_SILENT)
     bounded = actions(Suspicion(), 5.0, worst_pong=50.0)[-1]
-    assert bounded == (LONGEST_PATIENCE_SECONDS, Action.ACCUSE_SILENT)
+    assert bounded == (LONGEST_PATIENCE_SECONDS, Action.SUSPECT_SILENT)
 
 
 def test_the_observers_own_lag_is_added_to_its_patience() -> None:
     lag = LONGEST_PATIENCE_SECONDS
-    accused = actions(Suspicion(), 10.0, worst_pong=50.0, own_lag=lag)[-1]
-    assert accused == (LONGEST_PATIENCE_SECONDS + lag, Action.ACCUSE_SILENT)
+    suspected = actions(Suspicion(), 10.0, worst_pong=50.0, own_lag=lag)[-1]
+    assert suspected == (LONGEST_PATIENCE_SECONDS + lag, Action.SUSPECT_SILENT)
 
 
 def test_a_node_that_is_heard_again_may_be_suspected_again() -> None:
@@ -85,27 +85,27 @@ def test_a_node_that_is_heard_again_may_be_suspected_again() -> None:
 
 
 def test_a_refusal_is_told_at_once_and_once() -> None:
-    assert actions(Suspicion(), 5.0, refused=True)[0] == (0.0, Action.ACCUSE_REFUSED)
+    assert actions(Suspicion(), 5.0, refused=True)[0] == (0.0, Action.SUSPECT_REFUSED)
     done = [action for _, action in actions(Suspicion(), 5.0, refused=True)]
-    assert done.count(Action.ACCUSE_REFUSED) == 1
-    assert Action.ACCUSE_SILENT not in done
+    assert done.count(Action.SUSPECT_REFUSED) == 1
+    assert Action.SUSPECT_SILENT not in done
 
 
-def test_a_refusal_is_told_of_a_node_that_is_accused_of_silence_already() -> None:
+def test_a_refusal_is_told_of_a_node_that_is_suspected_of_silence_already() -> None:
     suspicion = Suspicion()
-    assert actions(suspicion, 1.0)[-1][1] is Action.ACCUSE_SILENT
+    assert actions(suspicion, 1.0)[-1][1] is Action.SUSPECT_SILENT
     later = actions(suspicion, 1.0, began=LONG_AGO + 1, refused=True)
-    assert later == [(0.0, Action.ACCUSE_REFUSED)]
+    assert later == [(0.0, Action.SUSPECT_REFUSED)]
 
 
-def test_a_node_that_refuses_is_accused_of_that_once_whatever_is_still_heard_of_it() -> None:
+def test_a_node_that_refuses_is_suspected_of_that_once_whatever_is_still_heard_of_it() -> None:
     suspicion = Suspicion()
     for tick in range(10):
         now = LONG_AGO + tick * TICK
         action = suspicion.judge(now, Observation(last_heard=now, refused=True))
-        assert (action is Action.ACCUSE_REFUSED) == (tick == 0)
+        assert (action is Action.SUSPECT_REFUSED) == (tick == 0)
     suspicion.judge(now + TICK, Observation(last_heard=now + TICK))
-    assert suspicion.charge is None
+    assert suspicion.kind is None
 
 
 def test_a_cleared_node_gets_twice_the_patience_from_then_on_for_a_while() -> None:
@@ -115,19 +115,19 @@ def test_a_cleared_node_gets_twice_the_patience_from_then_on_for_a_while() -> No
     suspicion.clear(cleared)
     assert actions(suspicion, 5.0, began=cleared) == [
         (PATIENCE_SECONDS, Action.DIAL_AGAIN),
-        (2 * PATIENCE_SECONDS, Action.ACCUSE_SILENT),
+        (2 * PATIENCE_SECONDS, Action.SUSPECT_SILENT),
     ]
     later = cleared + CLEARED_SECONDS
     assert suspicion.patience(later - TICK, 0.0) == 2 * PATIENCE_SECONDS
     assert suspicion.patience(later, 0.0) == PATIENCE_SECONDS
 
 
-def test_a_cleared_node_that_still_refuses_is_accused_again_only_after_that_patience() -> None:
+def test_a_cleared_node_that_still_refuses_is_suspected_again_only_after_that_patience() -> None:
     suspicion = Suspicion()
     actions(suspicion, 0.0, refused=True)
     suspicion.clear(LONG_AGO)
-    accused = [at for at, action in actions(suspicion, 5.0, refused=True) if _accuses(action)]
-    assert accused == [2 * PATIENCE_SECONDS]
+    suspected = [at for at, action in actions(suspicion, 5.0, refused=True) if _suspects(action)]
+    assert suspected == [2 * PATIENCE_SECONDS]
 
 
 def test_a_cleared_node_gets_the_patience_that_the_orchestrator_grants_if_it_is_longer() -> None:
@@ -138,27 +138,27 @@ def test_a_cleared_node_gets_the_patience_that_the_orchestrator_grants_if_it_is_
     assert suspicion.patience(LONG_AGO + CLEARED_SECONDS, 0.0) == PATIENCE_SECONDS
 
 
-def test_a_charge_stands_until_the_node_is_heard_or_cleared() -> None:
+def test_a_suspicion_stands_until_the_node_is_heard_or_cleared() -> None:
     suspicion = Suspicion()
-    assert suspicion.charge is None
+    assert suspicion.kind is None
     actions(suspicion, 1.0)
-    assert suspicion.charge == "silent"
+    assert suspicion.kind == "silent"
     actions(suspicion, 0.0, began=LONG_AGO + 1, refused=True)
-    assert suspicion.charge == "refused"
+    assert suspicion.kind == "refused"
     actions(suspicion, 0.0, began=LONG_AGO + 2, heard=LONG_AGO + 2)
-    assert suspicion.charge is None
+    assert suspicion.kind is None
     actions(suspicion, 1.0, began=LONG_AGO + 2)
-    assert suspicion.charge == "silent"
+    assert suspicion.kind == "silent"
     suspicion.clear(LONG_AGO + 3)
-    assert suspicion.charge is None
+    assert suspicion.kind is None
 
 
-def _accuses(action: Action) -> bool:
-    return action in (Action.ACCUSE_REFUSED, Action.ACCUSE_SILENT)
+def _suspects(action: Action) -> bool:
+    return action in (Action.SUSPECT_REFUSED, Action.SUSPECT_SILENT)
 
 
 @given(st.lists(st.floats(0.01, 3.0), min_size=200, max_size=200), st.integers(0, 2**32))
-def test_a_node_that_answers_within_what_was_seen_of_late_is_never_accused(
+def test_a_node_that_answers_within_what_was_seen_of_late_is_never_suspected(
     delays: list[float], seed: int
 ) -> None:
     """Delays that grow by no more than the factor that the patience allows for."""
@@ -169,7 +169,7 @@ def test_a_node_that_answers_within_what_was_seen_of_late_is_never_accused(
         heard, due = now, now + delay
         while now < due:
             seen = Observation(heard, unanswered, worst.at(now))
-            assert not _accuses(suspicion.judge(now, seen))
+            assert not _suspects(suspicion.judge(now, seen))
             now, unanswered = now + TICK, unanswered + 1
         unanswered = 0
         worst.note(now, delay)

@@ -1,4 +1,4 @@
-"""A node with links and a witness, as a process: it can be stopped, and killed.
+"""A node with links and a peer monitor, as a process: it can be stopped, and killed.
 
     python -m tests.node_agent.membership.link_peer NAME
 
@@ -17,14 +17,14 @@ from dataclasses import asdict
 from threading import Event
 from typing import Any, Self
 
-from allfold_agent.membership.witness import Witness
-from allfold_core.survival.suspicion import Charge
+from allfold_agent.membership.peer_monitor import PeerMonitor
+from allfold_core.survival.suspicion import SuspicionKind
 from tests.node_agent.membership.link_nodes import Node
 from tests.support.processes.forked import start_module
 
 
-class Charges:
-    """The messages of a node to the orchestrator; as an accuser, and as lines of the program."""
+class Kinds:
+    """The messages of a node to the orchestrator; as a reporter, and as lines of the program."""
 
     def __init__(self, *, says: bool = False) -> None:
         self.made: list[tuple[str, str]] = []
@@ -32,14 +32,16 @@ class Charges:
         self.news = Event()
         self._says = says
 
-    def accuse(self, node: str, incarnation: str, charge: Charge, since: float, lag: float) -> None:
+    def suspect(
+        self, node: str, incarnation: str, kind: SuspicionKind, since: float, lag: float
+    ) -> None:
         assert incarnation == "life-1"
-        self.made.append((node, charge))
-        self._say(accused=node, charge=charge, since=since, lag=lag)
+        self.made.append((node, kind))
+        self._say(suspected=node, kind=kind, since=since, lag=lag)
 
-    def withdraw(self, node: str, incarnation: str, charge: Charge) -> None:
+    def withdraw(self, node: str, incarnation: str, kind: SuspicionKind) -> None:
         assert incarnation == "life-1"
-        self.withdrawn.append((node, charge))
+        self.withdrawn.append((node, kind))
         self._say(withdrawn=node)
 
     def _say(self, **news: Any) -> None:
@@ -53,18 +55,18 @@ def say(**news: Any) -> None:
         print(json.dumps(news), flush=True)
 
 
-def watched(node: Node, charges: Charges) -> Witness:
-    """Have a witness watch the links of a node."""
-    witness = Witness(node.links, node.reactor, charges)
+def watched(node: Node, suspicions: Kinds) -> PeerMonitor:
+    """Have a peer monitor watch the links of a node."""
+    monitor = PeerMonitor(node.links, node.reactor, suspicions)
 
     def on_down(other: str, refused: bool) -> None:
         node.heard.events.append(("down", other, refused))
         if refused:
-            witness.look(other)
+            monitor.look(other)
 
     node.heard.on_down = on_down  # type: ignore[method-assign, assignment]
-    witness.start()
-    return witness
+    monitor.start()
+    return monitor
 
 
 class Peer:
@@ -102,12 +104,12 @@ class Peer:
         self._write(json.dumps(addresses))
 
     def report(self) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        """Its charges since it was heard last, and what it sees now."""
+        """Its suspicions since it was heard last, and what it sees now."""
         self._write("report")
-        charges: list[dict[str, Any]] = []
+        suspicions: list[dict[str, Any]] = []
         while "seen" not in (news := self.hear()):
-            charges.append(news)
-        return charges, news
+            suspicions.append(news)
+        return suspicions, news
 
     def kill(self) -> None:
         self.process.signal(signal.SIGKILL)
@@ -130,7 +132,7 @@ def main(name: str) -> None:
     node = Node(name)
     say(address=node.address)
     addresses = json.loads(sys.stdin.readline())
-    witness = watched(node, Charges(says=True))
+    monitor = watched(node, Kinds(says=True))
     for other, address in addresses.items():
         node.links.want(other, address, "life-1")
     for _ in sys.stdin:
@@ -138,8 +140,8 @@ def main(name: str) -> None:
         say(
             seen={other: asdict(each) for other, each in seen.items()},
             up=[other for other in addresses if node.is_up(other)],
-            heard=witness.heard(),
-            lag=witness.lag(),
+            heard=monitor.heard(),
+            lag=monitor.lag(),
         )
     node.close()
 

@@ -1,4 +1,4 @@
-"""Links and a reactor on a clock of the test, for a witness that sees what the test wants."""
+"""Links and a reactor on a clock of the test, for a peer monitor that sees what the test wants."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import count
 from typing import Any
 
 from allfold_agent.membership.link_connection import Pings
-from allfold_agent.membership.witness import Witness
+from allfold_agent.membership.peer_monitor import PeerMonitor
 from allfold_core.protocol.peer_link import Floor
 from allfold_core.survival.suspicion import (
     LONGEST_PATIENCE_SECONDS,
@@ -17,7 +17,7 @@ from allfold_core.survival.suspicion import (
     Observation,
     RecentMaximum,
 )
-from tests.node_agent.membership.link_peer import Charges
+from tests.node_agent.membership.link_peer import Kinds
 
 PING_SECONDS = 0.1
 _STEP_SECONDS = 0.005
@@ -59,21 +59,21 @@ class ScriptedLinks:
         self.edges: dict[str, float] = {}
         self.awaited: list[Awaited] = []
         self._lateness = RecentMaximum(LONGEST_PATIENCE_SECONDS)
-        self.charges = Charges()
+        self.suspicions = Kinds()
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
         self.later(0.0, self._ping)
         self.later(0.0, self._listen)
         links: Any = self
-        self.witness = Witness(
+        self.monitor = PeerMonitor(
             links,
             links,
-            self.charges,
+            self.suspicions,
             lambda node: self.edges.get(node, _NEVER),
             lambda: self.awaited,
             clock=lambda: self.now,
         )
-        self.witness.start()
+        self.monitor.start()
 
     # Of the reactor
 
@@ -100,7 +100,7 @@ class ScriptedLinks:
         self.now = until
         self._lateness.note(self.now, seconds)
         for name in self.nodes:
-            self.witness.look(name)
+            self.monitor.look(name)
         self._read(heard)
 
     # Of the links

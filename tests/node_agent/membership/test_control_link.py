@@ -60,41 +60,41 @@ async def test_a_probe_is_answered_with_its_nonce(one: ScriptedOrchestrator) -> 
         assert (alive["nonce"], alive["lag"]) == ("moon", 0.25)
 
 
-async def test_an_accusation_goes_up_from_any_thread(one: ScriptedOrchestrator) -> None:
+async def test_an_suspicion_goes_up_from_any_thread(one: ScriptedOrchestrator) -> None:
     async with linked_node(one.url) as node:
         link = await one.is_linked()
-        await asyncio.to_thread(node.link.accuse, "b", "1", "silent", 0.5, 0.01)
-        accused = await link.hears("accuse")
-        assert accused == {
+        await asyncio.to_thread(node.link.suspect, "b", "1", "silent", 0.5, 0.01)
+        suspected = await link.hears("suspect")
+        assert suspected == {
             "schema": 1,
-            "type": "accuse",
+            "type": "suspect",
             "node": "b",
             "incarnation": "1",
-            "charge": "silent",
+            "kind": "silent",
             "since": 0.5,
             "lag": 0.01,
         }
 
 
-async def test_a_charge_is_withdrawn_from_any_thread(one: ScriptedOrchestrator) -> None:
+async def test_a_suspicion_is_withdrawn_from_any_thread(one: ScriptedOrchestrator) -> None:
     async with linked_node(one.url) as node:
         link = await one.is_linked()
         await asyncio.to_thread(node.link.withdraw, "b", "1", "stuck")
         withdrawn = await link.hears("withdraw")
         assert (withdrawn["node"], withdrawn["incarnation"]) == ("b", "1")
-        assert withdrawn["charge"] == "stuck"
+        assert withdrawn["kind"] == "stuck"
 
 
-async def test_an_accusation_without_a_link_is_lost_and_the_next_registration_says_so() -> None:
+async def test_an_suspicion_without_a_link_is_lost_and_the_next_registration_says_so() -> None:
     async with scripted_orchestrators() as (one,):
         one.is_down = True
         async with linked_node(one.url) as node:
             await until(lambda: one.requests, "it tries")
-            node.link.accuse("b", "1", "refused", 0.0, 0.0)
+            node.link.suspect("b", "1", "refused", 0.0, 0.0)
             one.is_down = False
             link = await one.is_linked()
             await link.hears_beats()
-            assert link.received("accuse") == []
+            assert link.received("suspect") == []
             assert node.listener.of("registered") == [[1, []]]
 
 

@@ -202,7 +202,7 @@ def test_the_leader_waits_for_reports_and_the_others_for_its_decision() -> None:
         local.links.release()
         wait_until(lambda: not any(each.frozen for each in frozen), "the decision")
         assert leader.links.awaited() == follower.links.awaited() == []
-        frozen[0].frozen = True  # of what this node itself is late with it can accuse nobody
+        frozen[0].frozen = True  # of what this node itself is late with it can suspect nobody
         assert leader.links.awaited() == []
         frozen[0].frozen = False
 

@@ -182,12 +182,12 @@ async def test_where_a_replica_ends_its_nodes_link_to_another_and_no_group_is_to
         await is_untouched(survivor)
 
 
-async def test_an_accusation_reaches_the_jury(one: Replica) -> None:
+async def test_an_suspicion_reaches_the_detector(one: Replica) -> None:
     async with AsyncExitStack() as stack:
         node = await stack.enter_async_context(linked_node(url(one)))
         other = await form(stack, node, one)
         other.is_stopped = True
-        node.link.accuse("b", other.incarnation, "silent", 0.4, 0.0)
+        node.link.suspect("b", other.incarnation, "silent", 0.4, 0.0)
 
         def newest_term() -> tuple[str, list[str]]:
             (*_, (_, group, record)) = node.listener.of("term")  # one may be told again

@@ -53,17 +53,17 @@ async def test_a_node_is_cleared_by_its_answer_on_a_link_to_another_replica(
         served = [await stack.enter_async_context(replica(make_store())) for _ in range(2)]
         a, b = await agents(stack, served, "ab")
         b.control_is_silent = b.beats_rarely = True
-        await a.accuse(b)
+        await a.suspect(b)
         await b.hears("probe")
         await a.hears("cleared", node="b")
-        await until(lambda: served[0].links._runner.is_idle, "the case is closed")
+        await until(lambda: served[0].links._runner.is_idle, "the suspect is closed")
         assert (await served[0].group())["phase"] == "ready"
 
 
-async def test_an_accusation_counts_at_a_replica_to_which_its_accuser_has_linked_just_now(
+async def test_an_suspicion_counts_at_a_replica_to_which_its_reporter_has_linked_just_now(
     make_store: MakeStore,
 ) -> None:
-    """It was made at a replica that is gone, perhaps together with the accused."""
+    """It was made at a replica that is gone, perhaps together with the suspect."""
     async with AsyncExitStack() as stack:
         other = await stack.enter_async_context(replica(make_store()))
         async with replica(make_store()) as first:
@@ -71,7 +71,7 @@ async def test_an_accusation_counts_at_a_replica_to_which_its_accuser_has_linked
         b.is_stopped = True
         a.at = other
         await a.link()
-        await a.accuse(b)
+        await a.suspect(b)
         await a.holds("a", "c")
 
 
@@ -84,8 +84,8 @@ async def test_a_dead_link_that_two_replicas_judge_costs_one_node(
         for agent in (a, b, c, d):
             agent.heard = dict.fromkeys("abcd", 0.0)
         a.heard["b"] = b.heard["a"] = 60.0
-        await a.accuse(b)
-        await b.accuse(a)
+        await a.suspect(b)
+        await b.suspect(a)
         for agent in (c, d):
             assert (await agent.holds("a", "c", "d"))["term"]["number"] == 2
         await until(lambda: all(each.links._runner.is_idle for each in served), "all is decided")
@@ -101,7 +101,7 @@ async def test_a_replica_in_its_turn_sees_what_another_one_decided_before(
         a, b, _, d = await agents(stack, served[::-1], "abcd")
         b.heard, d.heard = {"a": 60.0, "d": 0.0}, {"a": 0.0, "b": 0.0}
         served[0].store.on_change.clear()
-        await b.accuse(a)
+        await b.suspect(a)
         await b.hears("cleared", node="a")
         assert await served[1].store.nodes.evict("a", "1")
         await served[1].links._orchestrator.clear_up([("a", "1")])
@@ -123,8 +123,8 @@ async def test_a_turn_that_was_over_before_its_end_does_not_end_that_of_another(
 ) -> None:
     one, client = make_store(), backend.client()
     async with one.judging.turn():
-        await client.set(keys.JURY, "another")
-    assert await client.get(keys.JURY) == "another"
+        await client.set(keys.DETECTOR, "another")
+    assert await client.get(keys.DETECTOR) == "another"
     await client.aclose()
 
 
@@ -293,13 +293,15 @@ async def test_while_a_record_is_recalled_nobody_is_evicted_for_silence(real: Re
         for agent in (a, b):
             await agent.hears("recall", generation=2)
             await agent.hears("term", generation=2)
-        await a.accuse(c)
-        case = served.links._runner.jury._cases
-        await until(lambda: ("c", "1") in case, "it is accused")
-        until_then = case["c", "1"].until
-        await until(lambda: monotonic() > until_then + 0.2, "the jury has found it silent")
+        await a.suspect(c)
+        suspects = served.links._runner.detector._suspects
+        await until(lambda: ("c", "1") in suspects, "it is suspected")
+        until_then = suspects["c", "1"].until
+        await until(
+            lambda: monotonic() > until_then + 0.2, "the failure detector has found it silent"
+        )
         assert (await served.group())["phase"] == "ready"
-        assert not a.received("cleared"), "it stays accused"
+        assert not a.received("cleared"), "it stays suspected"
         c.is_stopped = False
         await c.say_what_it_holds()
         await c.hears("registered", generation=2)

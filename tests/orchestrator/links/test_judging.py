@@ -13,14 +13,13 @@ import pytest
 
 from allfold_core.errors import ServiceError
 from allfold_core.survival.term_record import StoreLife
+from allfold_orchestrator.links.detector_runner import DetectorRunner
 from allfold_orchestrator.links.dial import Dialled
-from allfold_orchestrator.links.jury_runner import JuryRunner
 from allfold_orchestrator.links.known_terms import KnownTerms
 from allfold_orchestrator.links.link import Connected
-from allfold_orchestrator.membership import jury
-from allfold_orchestrator.membership.cases import Charge
+from allfold_orchestrator.membership import failure_detector
 from allfold_orchestrator.membership.group_state import Life
-from allfold_orchestrator.membership.jury import Evict
+from allfold_orchestrator.membership.suspects import Evict, SuspicionKind
 from tests.orchestrator.conftest import MakeStore
 from tests.orchestrator.fake_agent import FakeAgent, Replica, agents, replica
 from tests.orchestrator.links.test_known_terms import record
@@ -51,14 +50,14 @@ class Flaky:
         await self._works(*arguments)
 
 
-async def test_an_accused_node_is_asked_on_its_link_although_others_cannot_be_told(
+async def test_an_suspected_node_is_asked_on_its_link_although_others_cannot_be_told(
     one: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with AsyncExitStack() as stack:
         a, b = await agents(stack, one, "ab")
         b.control_is_silent = b.beats_rarely = True
         Flaky(monkeypatch, one.store.nodes, "ask_all_to_probe")
-        await a.accuse(b)
+        await a.suspect(b)
         await b.hears("probe")
         await a.hears("cleared", node="b")
 
@@ -66,16 +65,16 @@ async def test_an_accused_node_is_asked_on_its_link_although_others_cannot_be_to
 async def test_other_replicas_are_told_as_soon_as_they_can_be(
     make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The accused is linked to another one, and is not evicted before it was asked there."""
+    """The suspect is linked to another one, and is not evicted before it was asked there."""
     async with AsyncExitStack() as stack:
         served = [await stack.enter_async_context(replica(make_store())) for _ in range(2)]
         a, b = await agents(stack, served, "ab")
         b.control_is_silent = b.beats_rarely = True
         store = Flaky(monkeypatch, served[0].store.nodes, "ask_all_to_probe")
-        cases = served[0].links._runner.jury._cases
-        await a.accuse(b)
-        await until(lambda: ("b", "1") in cases, "it is accused")
-        over = cases["b", "1"].until
+        suspects = served[0].links._runner.detector._suspects
+        await a.suspect(b)
+        await until(lambda: ("b", "1") in suspects, "it is suspected")
+        over = suspects["b", "1"].until
         await until(lambda: store.calls > 3 and time.monotonic() > over, "the time is over")
         store.is_broken = False
         await a.hears("cleared", node="b")
@@ -83,7 +82,7 @@ async def test_other_replicas_are_told_as_soon_as_they_can_be(
         assert (await served[0].group())["phase"] == "ready"
 
 
-async def test_a_verdict_that_may_not_be_carried_out_now_takes_no_accusation_away(
+async def test_a_verdict_that_may_not_be_carried_out_now_takes_no_suspicion_away(
     one: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with AsyncExitStack() as stack:
@@ -98,19 +97,21 @@ async def test_a_verdict_that_may_not_be_carried_out_now_takes_no_accusation_awa
 
         monkeypatch.setattr(runner, "_may_evict", not_now)
         c.is_stopped = True
-        await c.accuse(b, "stuck")
+        await c.suspect(b, "stuck")
         await b.hears("probe")
-        await a.accuse(c)
+        await a.suspect(c)
         await until(lambda: asked.count(("c", "1")) > 1, "it is judged, and judged again")
-        assert ("c", "1") in runner.jury._cases["b", "1"].charges, "what it said still counts"
+        assert ("c", "1") in runner.detector._suspects["b", "1"].suspicions, (
+            "what it said still counts"
+        )
         is_allowed.set()
         await a.holds("a", "b")
-        assert not a.received("cleared"), "nobody had to accuse it again"
+        assert not a.received("cleared"), "nobody had to suspect it again"
         await until(lambda: runner.is_idle, "with it goes what it said")
 
 
 async def test_a_life_ends_also_in_a_group_that_members_bring_back_while_it_is_ended() -> None:
-    """The store has lost the group; a member has just registered it again, and accuses."""
+    """The store has lost the group; a member has just registered it again, and suspects."""
     terms, ended = KnownTerms(), list[set[str]]()
     store = Mock(nodes=AsyncMock(), groups=AsyncMock())
     store.nodes.groups_of.return_value, store.nodes.leases.return_value = [], {}
@@ -122,11 +123,11 @@ async def test_a_life_ends_also_in_a_group_that_members_bring_back_while_it_is_e
         ended.append(groups)
         if len(ended) == 1:
             terms.replace("train", record(a="1", b="1"))
-            runner.accuse(("a", "1"), ("b", "1"), Charge.REFUSED, terms.lives, 0.0)
+            runner.suspect(("a", "1"), ("b", "1"), SuspicionKind.REFUSED, terms.lives, 0.0)
 
     refuses = AsyncMock(return_value=Dialled.REFUSED)
     parts = Mock(clear_up=clear_up), terms, Connected(), refuses, AsyncMock(), Event()
-    runner = JuryRunner(store, *parts)
+    runner = DetectorRunner(store, *parts)
     runner.execute([Evict({("b", "1"): "is gone"}, is_proven=True)])
     for _ in range(2):
         await runner.decide_if_due()
@@ -141,13 +142,13 @@ async def test_nobody_suffers_for_the_time_in_which_the_replica_itself_was_froze
     async with AsyncExitStack() as stack:
         a, b = await agents(stack, one, "ab")
         b.is_stopped = True
-        cases = one.links._runner.jury._cases
-        await a.accuse(b)
-        await until(lambda: ("b", "1") in cases, "it is accused")
-        case = cases["b", "1"]
-        before = case.until
+        suspects = one.links._runner.detector._suspects
+        await a.suspect(b)
+        await until(lambda: ("b", "1") in suspects, "it is suspected")
+        suspect = suspects["b", "1"]
+        before = suspect.until
         time.sleep(0.4)
-        await until(lambda: case.until > before + 0.2, "it is waited for longer")
+        await until(lambda: suspect.until > before + 0.2, "it is waited for longer")
 
 
 async def test_a_node_that_registers_again_while_it_beats_is_not_taken_for_evicted(
@@ -171,21 +172,25 @@ async def test_a_node_that_registers_again_while_it_beats_is_not_taken_for_evict
         assert missed
 
 
-async def test_what_an_accuser_cannot_take_back_any_more_does_not_count(
+async def test_what_an_reporter_cannot_take_back_any_more_does_not_count(
     one: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its next link may lead to another replica, and there it says what still holds."""
-    monkeypatch.setattr(jury, "CONFIRM_SECONDS", 3600)
+    monkeypatch.setattr(failure_detector, "CONFIRM_SECONDS", 3600)
     async with AsyncExitStack() as stack:
         a, b, c = await agents(stack, one, "abc")
         runner = one.links._runner
-        await a.accuse(b, "stuck")
-        await c.accuse(b, "stuck")
-        cases = runner.jury._cases
-        await until(lambda: [len(case.charges) for case in cases.values()] == [2], "both say so")
+        await a.suspect(b, "stuck")
+        await c.suspect(b, "stuck")
+        suspects = runner.detector._suspects
+        await until(
+            lambda: [len(suspect.suspicions) for suspect in suspects.values()] == [2], "both say so"
+        )
         a._socket.transport.abort()
-        await until(lambda: ("a", "1") not in runner.jury._cases["b", "1"].charges, "it has ended")
-        assert ("c", "1") in runner.jury._cases["b", "1"].charges
+        await until(
+            lambda: ("a", "1") not in runner.detector._suspects["b", "1"].suspicions, "it has ended"
+        )
+        assert ("c", "1") in runner.detector._suspects["b", "1"].suspicions
 
 
 async def test_before_a_verdict_no_groups_are_read_but_those_of_who_may_be_judged(
@@ -207,7 +212,7 @@ async def test_before_a_verdict_no_groups_are_read_but_those_of_who_may_be_judge
 
         monkeypatch.setattr(one.links._runner, "_refresh", noted)
         b.is_stopped = True
-        await a.accuse(b)
+        await a.suspect(b)
         await a.holds("a")
         assert set(read) == {"train"}
 
@@ -215,14 +220,14 @@ async def test_before_a_verdict_no_groups_are_read_but_those_of_who_may_be_judge
 async def test_while_nothing_is_due_a_beat_costs_no_look_at_what_is_open(
     one: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jury, "CONFIRM_SECONDS", 3600)
+    monkeypatch.setattr(failure_detector, "CONFIRM_SECONDS", 3600)
     protected = Mock()
     monkeypatch.setattr(one.links._terms, "protected", protected)
     async with AsyncExitStack() as stack:
         a, b = await agents(stack, one, "ab")
         runner = one.links._runner
-        await a.accuse(b, "stuck")
-        await until(lambda: not runner.jury.is_idle, "it is accused")
+        await a.suspect(b, "stuck")
+        await until(lambda: not runner.detector.is_idle, "it is suspected")
         await a.hears("beat", number=len(a.received("beat")) + 2)
         runner._wake.clear()
         runner.execute([])
@@ -231,7 +236,7 @@ async def test_while_nothing_is_due_a_beat_costs_no_look_at_what_is_open(
 
 
 async def test_nothing_is_kept_of_nodes_that_have_left_without_a_group(one: Replica) -> None:
-    evidence = one.links._runner.jury._evidence
+    evidence = one.links._runner.detector._evidence
     async with FakeAgent("a", one) as a:
         await a.register()
         await a.link()
@@ -286,28 +291,28 @@ async def test_an_answer_counts_although_it_cannot_be_noted_for_others(
         a, b = await agents(stack, one, "ab")
         b.control_is_silent = b.beats_rarely = True
         Flaky(monkeypatch, one.store.nodes, "note_alive")
-        await a.accuse(b)
+        await a.suspect(b)
         await a.hears("cleared", node="b")
 
 
 async def test_in_the_first_turn_after_the_store_has_failed_nobody_is_judged(
     one: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The answer of the accused may have been lost by that."""
+    """The answer of the suspect may have been lost by that."""
     async with AsyncExitStack() as stack:
         a, b = await agents(stack, one, "ab")
         b.is_mute = b.control_is_silent = True
         runner = one.links._runner
         store = Flaky(monkeypatch, one.store.nodes, "ask_all_to_probe")
-        cases = runner.jury._cases
-        await a.accuse(b)
-        await until(lambda: ("b", "1") in cases, "it is accused")
-        case = cases["b", "1"]
-        case.is_asked = True  # so that what follows is not for that
-        before = case.until
+        suspects = runner.detector._suspects
+        await a.suspect(b)
+        await until(lambda: ("b", "1") in suspects, "it is suspected")
+        suspect = suspects["b", "1"]
+        suspect.is_asked = True  # so that what follows is not for that
+        before = suspect.until
         await until(lambda: store.calls > 3 and time.monotonic() > before, "the time is over")
         store.is_broken = False
-        await until(lambda: case.until > before + 1.0, "it is waited for longer")
+        await until(lambda: suspect.until > before + 1.0, "it is waited for longer")
         b.is_mute = False
         await a.hears("cleared", node="b")
         assert (await one.group())["phase"] == "ready"

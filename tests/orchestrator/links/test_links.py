@@ -1,4 +1,4 @@
-"""Control links: what becomes of a node that dies, falls silent, or is accused wrongly."""
+"""Control links: what becomes of a node that dies, falls silent, or is suspected wrongly."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from allfold_core.plan import Plan
 from allfold_core.survival.plans import first_record
 from allfold_core.survival.term_record import TermRecord
 from allfold_orchestrator.links import link
-from allfold_orchestrator.membership import jury
-from allfold_orchestrator.membership.jury import Evict
+from allfold_orchestrator.membership import failure_detector
+from allfold_orchestrator.membership.suspects import Evict
 from tests.orchestrator.conftest import MakeStore
 from tests.orchestrator.fake_agent import FakeAgent, Replica, agents, replica
 from tests.support.waiting import until
@@ -178,7 +178,9 @@ async def test_a_link_needs_the_token(make_store: MakeStore) -> None:
 async def test_a_killed_node_is_left_out_by_the_next_term_at_once(one: Replica) -> None:
     async with AsyncExitStack() as stack:
         a, b, c = await agents(stack, one, "abc")
-        await until(lambda: len(one.links._runner.jury._evidence._reached) == 3, "all were dialled")
+        await until(
+            lambda: len(one.links._runner.detector._evidence._reached) == 3, "all were dialled"
+        )
         await c.die()
         for agent in (a, b):
             term = (await agent.holds("a", "b"))["term"]
@@ -190,7 +192,7 @@ async def test_a_killed_node_is_left_out_by_the_next_term_at_once(one: Replica) 
 async def test_a_group_of_one_node_is_over_as_soon_as_that_node_is_killed(one: Replica) -> None:
     async with AsyncExitStack() as stack:
         (a,) = await agents(stack, one, "a")
-        await until(lambda: one.links._runner.jury._evidence._reached, "it was dialled")
+        await until(lambda: one.links._runner.detector._evidence._reached, "it was dialled")
         await a.die()
         while (await one.group())["phase"] != "gone":
             await asyncio.sleep(0.01)
@@ -257,19 +259,19 @@ async def test_nodes_that_are_judged_together_are_left_out_by_one_term(
 ) -> None:
     async with AsyncExitStack() as stack:
         a, _, c, d = await agents(stack, one, "abcd")
-        decide = one.links._runner.jury.decide
+        decide = one.links._runner.detector.decide
         ready: list[bool] = []
 
-        def when_both_are_accused(*judged: Any) -> list[Evict]:
+        def when_both_are_suspected(*judged: Any) -> list[Evict]:
             return decide(*judged) if ready else []
 
-        monkeypatch.setattr(one.links._runner.jury, "decide", when_both_are_accused)
+        monkeypatch.setattr(one.links._runner.detector, "decide", when_both_are_suspected)
         for silent in (c, d):
             silent.is_stopped = True
-            await a.accuse(silent)
-        cases = one.links._runner.jury._cases
-        await until(lambda: len(cases) == 2, "both are accused")
-        await until(lambda: all(monotonic() > each.due for each in cases.values()), "and due")
+            await a.suspect(silent)
+        suspects = one.links._runner.detector._suspects
+        await until(lambda: len(suspects) == 2, "both are suspected")
+        await until(lambda: all(monotonic() > each.due for each in suspects.values()), "and due")
         ready.append(True)
         term = (await a.holds("a", "b"))["term"]
         assert (term["number"], [name for name, _ in term["lost"]]) == (2, ["c", "d"])
@@ -279,7 +281,7 @@ async def test_a_stopped_node_is_evicted_when_nobody_hears_it(one: Replica) -> N
     async with AsyncExitStack() as stack:
         a, b, c = await agents(stack, one, "abc")
         c.is_stopped = True
-        await a.accuse(c)
+        await a.suspect(c)
         await b.hears("ping_for", node="c")
         for agent in (a, b):
             (lost,) = (await agent.holds("a", "b"))["term"]["lost"]
@@ -293,9 +295,9 @@ async def test_a_node_that_answers_its_probe_is_cleared(one: Replica) -> None:
     async with AsyncExitStack() as stack:
         a, b, c = await agents(stack, one, "abc")
         a.heard = b.heard = {"c": 0.0}
-        await a.accuse(c)
+        await a.suspect(c)
         assert (await a.hears("cleared", node="c", incarnation="1"))["patience"] == 0.8
-        await until(lambda: one.links._runner.jury.is_idle, "the case is closed")
+        await until(lambda: one.links._runner.detector.is_idle, "the suspect is closed")
         assert (await one.group())["phase"] == "ready"
         assert c.received("probe")
         assert not b.received("cleared")
@@ -306,27 +308,27 @@ async def test_a_node_whose_control_port_answers_is_cleared_as_well(one: Replica
         a, _, c = await agents(stack, one, "abc")
         c.is_mute = True
         a.heard = {"c": 0.0}
-        await a.accuse(c)
+        await a.suspect(c)
         await a.hears("cleared", node="c")
 
 
-async def test_a_stuck_node_that_does_its_part_again_is_acquitted_by_its_accuser(
+async def test_a_stuck_node_that_does_its_part_again_is_cleared_by_its_reporter(
     one: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jury, "CONFIRM_SECONDS", 3600)
+    monkeypatch.setattr(failure_detector, "CONFIRM_SECONDS", 3600)
     async with AsyncExitStack() as stack:
         a, b, _ = await agents(stack, one, "abc")
         runner = one.links._runner
-        await a.accuse(b, "stuck", lag=0.2, since=10.0)
+        await a.suspect(b, "stuck", lag=0.2, since=10.0)
         await b.hears("probe")
         await b.hears("beat", number=len(b.received("beat")) + 2)
-        assert not runner.jury.is_idle, "its answers do not save it"
-        await a.send("withdraw", node="b", incarnation="1", charge="stuck")
-        await until(lambda: runner.jury.is_idle, "it is acquitted")
+        assert not runner.detector.is_idle, "its answers do not save it"
+        await a.send("withdraw", node="b", incarnation="1", kind="stuck")
+        await until(lambda: runner.detector.is_idle, "it is cleared")
         assert (await one.group())["phase"] == "ready"
 
 
-async def test_a_node_of_no_common_group_cannot_be_accused(one: Replica) -> None:
+async def test_a_node_of_no_common_group_cannot_be_suspected(one: Replica) -> None:
     async with AsyncExitStack() as stack:
         a, b = await agents(stack, one, "ab")
         stranger = await stack.enter_async_context(FakeAgent("x", one))
@@ -334,10 +336,10 @@ async def test_a_node_of_no_common_group_cannot_be_accused(one: Replica) -> None
         await stranger.link()
         await stranger.hears("registered")
         b.is_stopped = True
-        await stranger.accuse(b)
-        await a.accuse(a)
+        await stranger.suspect(b)
+        await a.suspect(a)
         await stranger.hears("beat", number=len(stranger.received("beat")) + 2)
-        assert one.links._runner.jury.is_idle
+        assert one.links._runner.detector.is_idle
 
 
 async def test_of_a_dead_link_one_end_goes_and_the_leader_stays(one: Replica) -> None:
@@ -346,8 +348,8 @@ async def test_of_a_dead_link_one_end_goes_and_the_leader_stays(one: Replica) ->
         a.heard = {"b": 60.0, "c": 0.0}
         b.heard = {"a": 60.0, "c": 0.0}
         c.heard = {"a": 0.0, "b": 0.0}
-        await a.accuse(b)
-        await b.accuse(a)
+        await a.suspect(b)
+        await b.suspect(a)
         for agent in (a, c):
             (lost,) = (await agent.holds("a", "c"))["term"]["lost"]
             assert lost == ["b", "has no connection with a, although both ends live"]

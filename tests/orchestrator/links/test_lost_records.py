@@ -44,15 +44,15 @@ async def test_one_of_three_nodes_goes_on_where_the_others_refuse_all(
         await a.register()
         await a.link()
         await a.hears("registered", generation=a.generation)
-        await a.accuse(b, "refused")
-        await a.accuse(c, "refused")
+        await a.suspect(b, "refused")
+        await a.suspect(c, "refused")
         how = "refused connections of a, and gave no sign of life"
         await a.holds("a")
         terms = [message["record"]["term"] for message in a.received("term")]
         assert {node: how for term in terms for node, how in term["lost"]} == {"b": how, "c": how}
 
 
-async def test_a_node_that_was_started_anew_does_not_acquit_its_life_before(
+async def test_a_node_that_was_started_anew_does_not_clear_its_life_before(
     own_redis: RedisServer,
 ) -> None:
     async with AsyncExitStack() as stack:
@@ -66,6 +66,6 @@ async def test_a_node_that_was_started_anew_does_not_acquit_its_life_before(
             await agent.link()
         for agent in (a, b):
             await agent.hears("term", generation=a.generation)
-        await a.send("accuse", node="c", incarnation="1", charge="refused")
+        await a.send("suspect", node="c", incarnation="1", kind="refused")
         lost = (await a.holds("a", "b"))["term"]["lost"]
         assert [node for node, _ in lost] == ["c"]

@@ -186,7 +186,7 @@ async def test_links_stay_while_redis_is_full_and_the_outage_is_logged_once(
             for agent in linked:
                 await agent.hears("beat", number=len(agent.received("beat")) + 3)
             linked[0].heard = {"b": 0.0}
-            await linked[0].accuse(linked[1])
+            await linked[0].suspect(linked[1])
             await linked[0].hears("cleared", node="b")
             outage(clock)
             await administrator.config_set("maxmemory", "0")

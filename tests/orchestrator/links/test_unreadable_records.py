@@ -37,7 +37,7 @@ async def test_a_record_that_cannot_be_read_stops_neither_terms_nor_verdicts_of_
         await also_in("broken", a, b, c)
         await damage(backend, "broken")
         c.is_stopped = True
-        await a.accuse(c)
+        await a.suspect(c)
         for agent in (a, b):
             await agent.holds("a", "b")
         await also_in("later", a, b)

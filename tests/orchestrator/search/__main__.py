@@ -1,4 +1,4 @@
-"""Search every scenario of the record and every trial of the jury, or those that are named."""
+"""Search every scenario of the record and every trial of the detector, or those named."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import sys
 import time
 from typing import Any
 
-from tests.orchestrator.search.jury_happenings import game_of
-from tests.orchestrator.search.jury_world import Trial
+from tests.orchestrator.search.detector_happenings import game_of
+from tests.orchestrator.search.detector_world import Trial
 from tests.orchestrator.search.scenarios import DEEP, SCENARIOS, StoreScenario
 from tests.orchestrator.search.trials import LONG_TRIALS, TRIALS
 from tests.support.state_search import Game, explore_game, show, walk_game

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.orchestrator.search import jury_mutants, mutants
+from tests.orchestrator.search import detector_mutants, mutants
 
 MOST = 6000
 
@@ -17,9 +17,9 @@ def test_the_search_misses_a_rule_of_the_record_that_is_switched_off(rule: str) 
     assert found.problem, f"{found.states} states of '{mutants.CASES[rule].scenario}' show nothing"
 
 
-@pytest.mark.parametrize("rule", jury_mutants.CASES)
-def test_the_search_misses_a_rule_of_the_jury_that_is_switched_off(rule: str) -> None:
-    found = jury_mutants.CASES[rule].search(MOST)
+@pytest.mark.parametrize("rule", detector_mutants.CASES)
+def test_the_search_misses_a_rule_of_the_detector_that_is_switched_off(rule: str) -> None:
+    found = detector_mutants.CASES[rule].search(MOST)
     assert found.problem, (
-        f"{found.states} states of '{jury_mutants.CASES[rule].trial}' show nothing"
+        f"{found.states} states of '{detector_mutants.CASES[rule].trial}' show nothing"
     )

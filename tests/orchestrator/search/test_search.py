@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 
 from tests.orchestrator.search import __main__ as command
-from tests.orchestrator.search.jury_happenings import game_of
-from tests.orchestrator.search.jury_world import Trial
+from tests.orchestrator.search.detector_happenings import game_of
+from tests.orchestrator.search.detector_world import Trial
 from tests.orchestrator.search.scenarios import DEEP, SCENARIOS, StoreScenario
 from tests.orchestrator.search.trials import LONG_TRIALS, TRIALS
 from tests.support.state_search import Found, explore_game, walk_game

@@ -96,7 +96,7 @@ async def test_what_was_decided_in_a_turn_that_is_over_changes_nothing(
     await register(store, node("a"))
     other, client = make_store(), backend.client()
     async with store.judging.turn() as mine:
-        await client.delete(keys.JURY)  # it was stopped for longer than a turn
+        await client.delete(keys.DETECTOR)  # it was stopped for longer than a turn
         with pytest.raises(TurnIsOver):
             await store.nodes.evict("a", "1", turn=mine)
         async with other.judging.turn() as others:

@@ -1,6 +1,6 @@
 """Suspicion: one observer's belief about one other node. The time is an argument everywhere.
 
-A suspicion decides nothing about the node; it says when to try harder, and when to accuse.
+A suspicion decides nothing about the node; it says when to try harder, and when to suspect.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def patience_for(worst_pong: float) -> float:
     return min(max(PATIENCE_SECONDS, PONG_FACTOR * worst_pong), LONGEST_PATIENCE_SECONDS)
 
 
-Charge = Literal["refused", "silent", "stuck"]
-"""The kind of an accusation of one node by another."""
+SuspicionKind = Literal["refused", "silent", "stuck"]
+"""The kind of a suspicion of one node by another."""
 
 
 class RecentMaximum:
@@ -80,30 +80,30 @@ class Action(Enum):
 
     NOTHING = "nothing"
     DIAL_AGAIN = "dial a second connection"
-    ACCUSE_SILENT = "accuse it of silence"
-    ACCUSE_REFUSED = "accuse it: it refuses connections"
+    SUSPECT_SILENT = "suspect it of silence"
+    SUSPECT_REFUSED = "suspect it: it refuses connections"
 
 
-_CHARGES: dict[Action, Charge] = {
-    Action.ACCUSE_REFUSED: "refused",
-    Action.ACCUSE_SILENT: "silent",
+_KINDS: dict[Action, SuspicionKind] = {
+    Action.SUSPECT_REFUSED: "refused",
+    Action.SUSPECT_SILENT: "silent",
 }
 
 
 class Suspicion:
-    """The course of one node's suspicion of another: a second dial, then an accusation."""
+    """The course of one node's suspicion of another: a second dial, then a suspicion."""
 
     def __init__(self) -> None:
         self._heard = float("-inf")
         self._cleared = float("-inf")
         self._granted = 0.0
         self._has_dialled = False
-        self._accused = Action.NOTHING
+        self._suspected = Action.NOTHING
 
     @property
-    def charge(self) -> Charge | None:
-        """The accusation since the node was last heard or cleared; ``None`` if there is none."""
-        return _CHARGES.get(self._accused)
+    def kind(self) -> SuspicionKind | None:
+        """The suspicion since the node was last heard or cleared; ``None`` if there is none."""
+        return _KINDS.get(self._suspected)
 
     def clear(self, now: float, patience: float = 0.0) -> None:
         """The orchestrator has found a sign of life: start anew, with twice the patience.
@@ -115,7 +115,7 @@ class Suspicion:
         self._begin_anew()
 
     def patience(self, now: float, worst_pong: float) -> float:
-        """Return how long the node may be silent before it is accused."""
+        """Return how long the node may be silent before it is suspected."""
         patience = patience_for(worst_pong)
         if now >= self._cleared + CLEARED_SECONDS:
             return patience
@@ -126,30 +126,30 @@ class Suspicion:
         if seen.last_heard > self._heard:
             self._heard = seen.last_heard
             # Last words of a node that is about to end come after its refusal, too.
-            if not (seen.refused and self._accused is Action.ACCUSE_REFUSED):
+            if not (seen.refused and self._suspected is Action.SUSPECT_REFUSED):
                 self._begin_anew()
         action = self._next_action(now, seen)
         if action is Action.DIAL_AGAIN:
             self._has_dialled = True
         elif action is not Action.NOTHING:
-            self._accused = action
+            self._suspected = action
         return action
 
     def _begin_anew(self) -> None:
         self._has_dialled = False
-        self._accused = Action.NOTHING
+        self._suspected = Action.NOTHING
 
     def _next_action(self, now: float, seen: Observation) -> Action:
         window = self.patience(now, seen.worst_pong) + seen.own_lag
-        # A refusal is more than silence, so it is told also of a node that is accused of that.
-        is_news = self._accused is not Action.ACCUSE_REFUSED
+        # A refusal is more than silence, so it is told also of a node that is suspected of that.
+        is_news = self._suspected is not Action.SUSPECT_REFUSED
         if seen.refused and is_news and now - self._cleared >= window:
-            return Action.ACCUSE_REFUSED
-        if self._accused is not Action.NOTHING:
+            return Action.SUSPECT_REFUSED
+        if self._suspected is not Action.NOTHING:
             return Action.NOTHING
         silence = now - max(self._heard, self._cleared)
         if silence >= window and seen.unanswered >= UNANSWERED_PINGS:
-            return Action.ACCUSE_SILENT
+            return Action.SUSPECT_SILENT
         if silence >= window / 2 and not self._has_dialled:
             return Action.DIAL_AGAIN
         return Action.NOTHING

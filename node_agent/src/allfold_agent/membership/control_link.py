@@ -1,7 +1,7 @@
 """The control link: this agent's connection to the orchestrator, kept open for the agent's life.
 
 The node is registered over REST first. Then a WebSocket to the same replica carries the rest: BEATs
-keep the node's lease, accusations go up, terms and questions for signs of life come down. If the
+keep the node's lease, suspicions go up, terms and questions for signs of life come down. If the
 link ends, or the replica falls silent, the agent tries the next replica.
 """
 
@@ -32,7 +32,7 @@ from allfold_agent.membership.registration import NodeRegistration
 from allfold_control import messages
 from allfold_core.errors import AllfoldError, Evicted, OrchestratorUnreachable, ServiceError
 from allfold_core.incident import Incident
-from allfold_core.survival.suspicion import Charge
+from allfold_core.survival.suspicion import SuspicionKind
 from allfold_core.survival.term_record import TermRecord
 from allfold_service.credentials import Credentials
 
@@ -55,7 +55,7 @@ class ControlListener(Protocol):
     def registered(self, generation: int, out: Sequence[str]) -> None:
         """A registration was answered: of the groups ``out`` this node is no member any more.
 
-        Accusations that were made before may be lost, and are to be made again.
+        Suspicions that were made before may be lost, and are to be made again.
         """
 
     def term(self, generation: int, group: str, record: TermRecord) -> None:
@@ -69,7 +69,7 @@ class ControlListener(Protocol):
         """
 
     def cleared(self, node: str, incarnation: str, patience: float) -> None:
-        """An accused node lives, and may be silent for this long from now on."""
+        """A suspected node lives, and may be silent for this long from now on."""
 
     def lag(self) -> float:
         """Return by how many seconds the thread is late that reads the links to other agents."""
@@ -94,7 +94,7 @@ class _LifeIsOver(Exception):
 class ControlLink:
     """Keeps the node registered and linked to one of the orchestrator's replicas.
 
-    :meth:`accuse`, :meth:`withdraw` and :meth:`report` are for any thread, the rest belongs to the
+    :meth:`suspect`, :meth:`withdraw` and :meth:`report` are for any thread, the rest belongs to the
     event loop.
     """
 
@@ -119,22 +119,24 @@ class ControlLink:
         self._pauses = Pauses()
         self._failures: dict[str, ServiceError] = {}
 
-    def accuse(self, node: str, incarnation: str, charge: Charge, since: float, lag: float) -> None:
-        """Accuse another node. It is lost where there is no link, or one that ends just now; when
+    def suspect(
+        self, node: str, incarnation: str, kind: SuspicionKind, since: float, lag: float
+    ) -> None:
+        """Suspect another node. It is lost where there is no link, or one that ends just now; when
         :meth:`ControlListener.registered` is called next, it is to be said again.
 
         Args:
-            since: seconds since the accused was heard.
+            since: seconds since the suspect was heard.
             lag: by how many seconds this node's own thread is late.
         """
-        accusation = messages.Accuse(
-            node=node, incarnation=incarnation, charge=charge, since=since, lag=lag
+        suspicion = messages.Suspect(
+            node=node, incarnation=incarnation, kind=kind, since=since, lag=lag
         )
-        self._tell(accusation)
+        self._tell(suspicion)
 
-    def withdraw(self, node: str, incarnation: str, charge: Charge) -> None:
-        """Take a charge back: the node was heard, or does its part again."""
-        self._tell(messages.Withdraw(node=node, incarnation=incarnation, charge=charge))
+    def withdraw(self, node: str, incarnation: str, kind: SuspicionKind) -> None:
+        """Take a suspicion back: the node was heard, or does its part again."""
+        self._tell(messages.Withdraw(node=node, incarnation=incarnation, kind=kind))
 
     def report(self, found: Incident) -> None:
         """Tell of an incident; lost where there is no link, as it is told again while it lasts."""

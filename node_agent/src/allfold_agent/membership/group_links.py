@@ -104,7 +104,7 @@ class GroupLinks(LinkListener):
         """Return what this node waits for in the rounds of its groups.
 
         It waits for nothing in a group that goes on without it. Nor for a node that has begun a new
-        life since: that one answers pings, and cannot do the part of the earlier one. Accused of
+        life since: that one answers pings, and cannot do the part of the earlier one. Suspected of
         that, it would be evicted from all groups that it is in.
         """
         found: list[Awaited] = []

@@ -13,7 +13,7 @@ from allfold_agent.groups.group import NodeGroup
 from allfold_agent.groups.outcomes import evicted
 from allfold_agent.groups.registry import GroupRegistry, LastTerm
 from allfold_agent.membership.draining import NodeDrain
-from allfold_agent.membership.witness import Witness
+from allfold_agent.membership.peer_monitor import PeerMonitor
 from allfold_agent.runtime.locks import make_lock
 from allfold_agent.runtime.reactor import Reactor
 from allfold_control.messages import Held, Progress
@@ -281,11 +281,11 @@ def _is_forgotten(group: NodeGroup, newest: int) -> bool:
 
 
 class NodeListener:
-    """The control link's listener: terms go to the groups, acquittals to the witness.
+    """The control link's listener: terms go to the groups, clearings to the peer monitor.
 
     Args:
         terms: of the groups.
-        witness: of the other nodes.
+        monitor: of the other nodes.
         groups: returns the groups that are open on this node.
         end_life: called when the orchestrator has evicted this node, with how that is known.
         draining: of this node.
@@ -294,7 +294,7 @@ class NodeListener:
     def __init__(
         self,
         terms: GroupTerms,
-        witness: Witness,
+        monitor: PeerMonitor,
         groups: Callable[[], list[NodeGroup]],
         end_life: Callable[[str], None],
         draining: NodeDrain,
@@ -303,12 +303,12 @@ class NodeListener:
         self.has_unsaid = terms.has_unsaid
         self.term = terms.term
         self.evicted = end_life
-        self.cleared = witness.cleared
-        self.lag = witness.lag
-        self.heard = witness.heard
+        self.cleared = monitor.cleared
+        self.lag = monitor.lag
+        self.heard = monitor.heard
         self.drain = draining.begin
         self._terms = terms
-        self._witness = witness
+        self._monitor = monitor
         self._groups = groups
         self._draining = draining
 
@@ -317,7 +317,7 @@ class NodeListener:
 
     def registered(self, generation: int, out: Sequence[str]) -> None:
         self._terms.registered(generation, out)
-        self._witness.again()
+        self._monitor.again()
 
     def progress(self) -> list[Progress]:
         return [_progress(group) for group in self._groups()]

@@ -1,4 +1,4 @@
-"""All control links of one replica: what agents say goes to the jury, terms go down to them.
+"""All control links of one replica: agents' news go to the failure detector, terms to agents.
 
 Agents may be linked to any replica. A replica hears of every change of a group on the store's
 channel, and tells the agents that are linked to it. Before it announces anything, it checks the
@@ -17,11 +17,10 @@ from typing import TypeVar
 from allfold_control import messages
 from allfold_core.errors import ServiceError
 from allfold_core.survival.term_record import Registration, StoreLife, TermRecord
+from allfold_orchestrator.links.detector_runner import TICK_SECONDS, DetectorRunner, Dial
 from allfold_orchestrator.links.dial import dial
-from allfold_orchestrator.links.jury_runner import TICK_SECONDS, Dial, JuryRunner
 from allfold_orchestrator.links.known_terms import KnownTerms
 from allfold_orchestrator.links.link import Connected, Link
-from allfold_orchestrator.membership.cases import Charge
 from allfold_orchestrator.membership.group_state import (
     AgentRegistered,
     AgentRegisters,
@@ -29,6 +28,7 @@ from allfold_orchestrator.membership.group_state import (
     LossShown,
 )
 from allfold_orchestrator.membership.reports import term_record
+from allfold_orchestrator.membership.suspects import SuspicionKind
 from allfold_orchestrator.service import Orchestrator
 from allfold_orchestrator.store.store import Store
 
@@ -49,7 +49,7 @@ class LifeIsOver(ValueError):
 
 
 class ControlLinks:
-    """The agents that are linked to this replica, and its jury."""
+    """The agents that are linked to this replica, and its failure detector."""
 
     def __init__(self, store: Store, orchestrator: Orchestrator, dial: Dial = dial) -> None:
         self._store = store
@@ -61,7 +61,7 @@ class ControlLinks:
         self._has_missed = False  # changes of any group
         self._wake = asyncio.Event()
         self._has_failed = False
-        self._runner = JuryRunner(
+        self._runner = DetectorRunner(
             store, orchestrator, self._terms, self._links, dial, self._take_up, self._wake
         )
         store.on_change.append(self._hear)
@@ -93,7 +93,7 @@ class ControlLinks:
         if earlier is not None:
             earlier.close()
         self._links[life] = link
-        self._runner.execute(self._runner.jury.linked(monotonic(), life))
+        self._runner.execute(self._runner.detector.linked(monotonic(), life))
         self._runner.reach(life, record.info.control_url)
         try:
             await self._register(link, request)
@@ -108,21 +108,21 @@ class ControlLinks:
         if self._links.get(link.life) is not link:
             return  # it has another one by now
         del self._links[link.life]
-        self._runner.jury.unlinked(link.life)
+        self._runner.detector.unlinked(link.life)
         if not self._terms.groups_of(link.life):
-            self._runner.jury.over(link.life)
+            self._runner.detector.over(link.life)
         elif not self._store.notifications.stopping:
             members = self._terms.members_with(link.life)
-            self._runner.execute(self._runner.jury.link_ended(monotonic(), link.life, members))
+            self._runner.execute(self._runner.detector.link_ended(monotonic(), link.life, members))
 
     async def doubt(self, life: Life) -> None:
         """Look for a node that has a vote and beats at no replica any more."""
-        jury = self._runner.jury
-        jury.doubted(monotonic(), life)  # from here on its groups concern us
+        detector = self._runner.detector
+        detector.doubted(monotonic(), life)  # from here on its groups concern us
         for group in await self._store.nodes.groups_of(*life):
             await self._take_up(group)
         members = self._terms.members_with(life)
-        self._runner.execute(jury.link_ended(monotonic(), life, members))
+        self._runner.execute(detector.link_ended(monotonic(), life, members))
 
     async def receive(self, link: Link, message: messages.Up) -> None:
         """Act on a message of an agent, which is a sign of its life whatever it says."""
@@ -132,7 +132,7 @@ class ControlLinks:
         elif isinstance(message, messages.Alive) and message.nonce in link.probes:
             link.probes.discard(message.nonce)
             has_been_asked, lag = True, message.lag
-        self._runner.execute(self._runner.jury.answered(monotonic(), link.life, lag))
+        self._runner.execute(self._runner.detector.answered(monotonic(), link.life, lag))
         match message:
             case messages.Alive() if has_been_asked:  # perhaps for another replica
                 await _if_possible(self._store.nodes.note_alive(*link.life))
@@ -140,13 +140,13 @@ class ControlLinks:
                 await self._register(link, message)
             case messages.Beat():
                 await self._beat(link, message)
-            case messages.Accuse():
-                await self._accuse(link, message)
+            case messages.Suspect():
+                await self._suspect(link, message)
             case messages.Told():
                 await self._keep_incident(link, message.incident)
             case messages.Withdraw():
-                accused, charge = (message.node, message.incarnation), Charge(message.charge)
-                self._runner.jury.withdrawn(link.life, accused, charge)
+                suspected, kind = (message.node, message.incarnation), SuspicionKind(message.kind)
+                self._runner.detector.withdrawn(link.life, suspected, kind)
             case messages.Alive() | messages.Ask():
                 pass  # no answer to a probe of this replica; a request, which another part takes
 
@@ -202,7 +202,7 @@ class ControlLinks:
     async def _beat(self, link: Link, beat: messages.Beat) -> None:
         heard = self._terms.named_beside(link.life, beat.heard)
         ages = {life: beat.heard[life[0]] for life in heard}
-        self._runner.execute(self._runner.jury.told(monotonic(), link.life, ages, beat.lag))
+        self._runner.execute(self._runner.detector.told(monotonic(), link.life, ages, beat.lag))
         if await self._extend_lease(link.life, beat):
             link.send(messages.dump(messages.BeatAnswered(number=beat.number)))
             held = [(each.group, each.epoch) for each in beat.progress]
@@ -224,18 +224,18 @@ class ControlLinks:
         written = await _if_possible(write)
         return written is not False
 
-    async def _accuse(self, link: Link, accusation: messages.Accuse) -> None:
-        accused = (accusation.node, accusation.incarnation)
-        if link.life not in self._terms.members_with(accused):
+    async def _suspect(self, link: Link, suspicion: messages.Suspect) -> None:
+        suspected = (suspicion.node, suspicion.incarnation)
+        if link.life not in self._terms.members_with(suspected):
             # It may have linked just now, and says again what it said elsewhere.
             for group in await self._store.nodes.groups_of(*link.life):
                 await self._take_up(group)
-        members = self._terms.members_with(accused)
-        if link.life in members and accused != link.life:
-            charge, by = Charge(accusation.charge), link.life
-            facts = {"node": accused[0], "by": by[0], "seconds": round(accusation.since, 3)}
-            log.info("node accused: %s", charge.value, extra=facts)
-            self._runner.accuse(by, accused, charge, members, accusation.lag)
+        members = self._terms.members_with(suspected)
+        if link.life in members and suspected != link.life:
+            kind, by = SuspicionKind(suspicion.kind), link.life
+            facts = {"node": suspected[0], "by": by[0], "seconds": round(suspicion.since, 3)}
+            log.info("node suspected: %s", kind.value, extra=facts)
+            self._runner.suspect(by, suspected, kind, members, suspicion.lag)
 
     # Terms
 
@@ -288,7 +288,7 @@ class ControlLinks:
                     link.send(_recall(self._generation))
 
     async def _take_up(self, group: str, *, with_seats: bool = True) -> None:
-        """Note the present term of a group, and drop all charges of and by those it leaves out.
+        """Note the present term of a group, and drop all suspicions of and by those it leaves out.
 
         Where its record cannot be read it stays as it was known last.
 
@@ -308,9 +308,9 @@ class ControlLinks:
             record = term_record(state)
         for life in self._terms.replace(group, record):
             if life in self._links:
-                self._runner.jury.forget(life)
+                self._runner.detector.forget(life)
             else:
-                self._runner.jury.over(life)
+                self._runner.detector.over(life)
 
     def _is_told(self, group: str, record: TermRecord) -> bool:
         """Return True if all agents that are linked here know this term, and so do we."""
@@ -319,7 +319,7 @@ class ControlLinks:
         )
 
     def _concerns_us(self, group: str, record: TermRecord) -> bool:
-        return any(map(record.has, self._runner.jury.accused_lives)) or any(
+        return any(map(record.has, self._runner.detector.suspected_lives)) or any(
             group in link.groups or record.has(link.life) for link in self._links.values()
         )
 

@@ -1,4 +1,4 @@
-"""The signs of life of nodes that one replica knows of: the evidence its jury goes by.
+"""The signs of life of nodes that one replica knows of: the evidence its failure detector goes by.
 
 Pure: the time comes as an argument.
 """
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from allfold_orchestrator.membership.group_state import Life
 
 LATELY_SECONDS = 1.0
-"""A member that has heard a node within this time is a witness that it lives."""
+"""A member that has heard a node within this time is a peer monitor that it lives."""
 PROMPT_SECONDS = 0.1
 """A node whose thread for the links lags no more than this is not itself why they are silent."""
 
@@ -86,22 +86,24 @@ class Evidence:
         ]
         return bool(ages) and min(ages) > LATELY_SECONDS
 
-    def both_live(self, now: float, accuser: Life, accused: Life, since: float) -> bool:
+    def both_live(self, now: float, reporter: Life, suspected: Life, since: float) -> bool:
         """Return True if both ends of a link live, so that their silence is the link's.
 
-        A node that died just before it was accused was heard lately, too: so it has to have given
+        A node that died just before it was suspected was heard lately, too: so it has to have given
         a sign of life ``since``.
         """
-        heard = max((self._prompt.get(accused, _NEVER), *self._times_heard(accused)))
-        last = max(heard, self._answered.get(accused, _NEVER))
+        heard = max((self._prompt.get(suspected, _NEVER), *self._times_heard(suspected)))
+        last = max(heard, self._answered.get(suspected, _NEVER))
         return (
-            self._has_told_lately(now, accuser) and now - heard <= LATELY_SECONDS and last > since
+            self._has_told_lately(now, reporter) and now - heard <= LATELY_SECONDS and last > since
         )
 
-    def has_heard_nothing(self, accuser: Life, accused: Life, since: float, until: float) -> bool:
-        """Return True if an accuser has said after ``until`` that it heard nothing ``since``."""
-        heard = self._heard.get(accuser, {}).get(accused, _NEVER)
-        return self._told.get(accuser, _NEVER) >= until and heard <= since
+    def has_heard_nothing(
+        self, reporter: Life, suspected: Life, since: float, until: float
+    ) -> bool:
+        """Return True if a reporter has said after ``until`` that it heard nothing ``since``."""
+        heard = self._heard.get(reporter, {}).get(suspected, _NEVER)
+        return self._told.get(reporter, _NEVER) >= until and heard <= since
 
     def _has_told_lately(self, now: float, member: Life) -> bool:
         return now - self._told.get(member, _NEVER) <= LATELY_SECONDS

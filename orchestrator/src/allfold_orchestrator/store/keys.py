@@ -9,7 +9,7 @@ CHANGES = f"{PREFIX}changes"
 # String, JSON: the generation of the store, and the server's name for its present life.
 STORE = f"{PREFIX}store"
 # String, for a moment: the replica that decides whose life is over.
-JURY = f"{PREFIX}jury"
+DETECTOR = f"{PREFIX}detector"
 # Set: groups with a record.
 GROUPS = f"{PREFIX}groups"
 # Sorted set, life -> expiry: the nodes that are alive.

@@ -67,7 +67,7 @@ class Judging:
         """Yield this replica's turn until the end of the block; ``None`` while another has one."""
         mine = secrets.token_hex(8)
         with store_errors():
-            taken = await self._client.set(keys.JURY, mine, px=TURN_MILLISECONDS, nx=True)
+            taken = await self._client.set(keys.DETECTOR, mine, px=TURN_MILLISECONDS, nx=True)
         try:
             yield mine if taken else None
         finally:
@@ -78,10 +78,10 @@ class Judging:
         async with self._client.pipeline(transaction=True) as pipe:
             try:
                 with store_errors():
-                    await pipe.watch(keys.JURY)
-                    if await pipe.get(keys.JURY) == mine:
+                    await pipe.watch(keys.DETECTOR)
+                    if await pipe.get(keys.DETECTOR) == mine:
                         pipe.multi()
-                        pipe.delete(keys.JURY)
+                        pipe.delete(keys.DETECTOR)
                         await pipe.execute()
             except WatchError:
                 return  # the turn was over, and is another one's now

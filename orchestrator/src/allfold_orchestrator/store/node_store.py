@@ -226,8 +226,8 @@ class NodeStore:
         now = self._clock.now()
         life = keys.life(node, incarnation)
         async with self._client.pipeline(transaction=True) as pipe:
-            await pipe.watch(keys.node(node), keys.JURY)
-            if turn is not None and await pipe.get(keys.JURY) != turn:
+            await pipe.watch(keys.node(node), keys.DETECTOR)
+            if turn is not None and await pipe.get(keys.DETECTOR) != turn:
                 raise TurnIsOver
             record = parse(node, await pipe.get(keys.node(node)))
             expiry = await pipe.zscore(keys.LEASES, life)

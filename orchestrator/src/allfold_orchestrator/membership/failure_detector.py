@@ -1,12 +1,12 @@
-"""The jury: which lives of nodes are over, from what agents accuse each other of and who answers.
+"""The failure detector: which lives of nodes are over, by what agents suspect and who answers.
 
-Pure: the time comes as an argument, and what is to be done goes back as instructions. One jury
-belongs to one replica; what it decides is written by compare-and-set, so two of them never decide
-twice.
+Pure: the time comes as an argument, and what is to be done goes back as instructions. One failure
+detector belongs to one replica; what it decides is written by compare-and-set, so two of them never
+decide twice.
 
 A life is over on *proof*: it says so itself, or it refuses connections at a replica that had
 reached it before and on a second path, or a new life of the node has its address. Or for *silence*:
-accused, probed, and not heard by anybody until ``confirm`` is over. Where both ends of a link are
+suspected, probed, and not heard by anybody until ``confirm`` is over. Where both ends of a link are
 alive and nothing passes between them for as long, the *link* is dead, and the fewest nodes go that
 have an end of every such link.
 """
@@ -14,70 +14,38 @@ have an end of every such link.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
 from allfold_core.survival.suspicion import LONGEST_PATIENCE_SECONDS, PATIENCE_SECONDS
-from allfold_orchestrator.membership.cases import Case, Charge, ExtendedPatience, Open, SilentLink
-from allfold_orchestrator.membership.cover import Link, cover_of_some
+from allfold_orchestrator.membership.eviction_set import Link, eviction_set_of_some
 from allfold_orchestrator.membership.evidence import Evidence
 from allfold_orchestrator.membership.group_state import Life
+from allfold_orchestrator.membership.suspects import (
+    Ask,
+    Cleared,
+    Evict,
+    ExtendedPatience,
+    Instruction,
+    Open,
+    Probe,
+    SilentLink,
+    SuspectedLife,
+    SuspicionKind,
+)
 
 CONFIRM_SECONDS = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """Look for a sign of life: ask the node, dial it, let ``members`` ping it."""
-
-    accused: Life
-    members: tuple[Life, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """Have an accuser say at once if it has heard the accused meanwhile."""
-
-    accuser: Life
-    accused: Life
-
-
-@dataclass(frozen=True, slots=True)
-class Cleared:
-    """Tell an accuser that the node lives, and how long it may be silent from now on."""
-
-    accuser: Life
-    accused: Life
-    patience: float
-
-
-@dataclass(frozen=True, slots=True)
-class Evict:
-    """These lives are over, all at once; each with how that is known.
-
-    Attributes:
-        is_refused: they refuse connections here and at an accuser. This replica has not reached
-            them before, so it is no proof, but it is more than silence.
-    """
-
-    lives: Mapping[Life, str]
-    is_proven: bool
-    is_refused: bool = False
-
-
-Instruction = Probe | Ask | Cleared | Evict
-
-
-class Jury:
-    """All cases of one replica."""
+class FailureDetector:
+    """All suspects of one replica."""
 
     def __init__(self) -> None:
-        self._cases: dict[Life, Case] = {}
-        self._links: dict[tuple[Life, Life], SilentLink] = {}  # by accuser and accused
+        self._suspects: dict[Life, SuspectedLife] = {}
+        self._links: dict[tuple[Life, Life], SilentLink] = {}  # by reporter and suspected
         self._evidence = Evidence()
         self._extended: dict[Life, ExtendedPatience] = {}
 
     def patience(self, life: Life, now: float) -> float:
-        """Return how long a node may be silent; twice as long after each false accusation."""
+        """Return how long a node may be silent; twice as long after each false suspicion."""
         extended = self._extended.get(life)
         return extended.patience if extended and extended.holds(now) else PATIENCE_SECONDS
 
@@ -87,82 +55,84 @@ class Jury:
         """This replica has dialled the node, and it answered."""
         self._evidence.reached(life)
 
-    def accused(
+    def suspected(
         self,
         now: float,
-        accuser: Life,
+        reporter: Life,
         life: Life,
-        charge: Charge,
+        kind: SuspicionKind,
         members: Collection[Life],
         lag: float = 0.0,
     ) -> list[Instruction]:
-        """An agent accuses another one.
+        """An agent suspects another one.
 
         Args:
-            members: who could hear the accused as well.
-            lag: how late the accuser is itself to read what others say; so much longer is the
-                accused waited for.
+            members: who could hear the suspect as well.
+            lag: how late the reporter is itself to read what others say; so much longer is the
+                suspected waited for.
         """
-        case = self._open(now, life, lag)
+        suspect = self._open(now, life, lag)
         until = now + self._confirm(life, now) + lag
-        if charge is Charge.STUCK:
-            case.stuck_until = max(case.stuck_until, until)
-        elif not case.is_missed:
-            case.wait_for_life(until)
-        case.charge(accuser, charge)
-        if charge is not Charge.STUCK:
-            self._links.setdefault((accuser, life), SilentLink(now, until, lag))
-        return self._proof(life, case) or [Probe(life, self._others(life, accuser, members))]
+        if kind is SuspicionKind.STUCK:
+            suspect.stuck_until = max(suspect.stuck_until, until)
+        elif not suspect.is_missed:
+            suspect.wait_for_life(until)
+        suspect.add(reporter, kind)
+        if kind is not SuspicionKind.STUCK:
+            self._links.setdefault((reporter, life), SilentLink(now, until, lag))
+        return self._proof(life, suspect) or [Probe(life, self._others(life, reporter, members))]
 
-    def withdrawn(self, accuser: Life, life: Life, charge: Charge) -> None:
-        """An accuser takes back what it has said: the node was heard, or does its part again."""
-        if charge is not Charge.STUCK:
-            self._links.pop((accuser, life), None)
-        case = self._cases.get(life)
-        if case is None:
+    def withdrawn(self, reporter: Life, life: Life, kind: SuspicionKind) -> None:
+        """A reporter takes back what it has said: the node was heard, or does its part again."""
+        if kind is not SuspicionKind.STUCK:
+            self._links.pop((reporter, life), None)
+        suspect = self._suspects.get(life)
+        if suspect is None:
             return
-        case.withdraw(accuser, charge)
-        if not case.is_charged:
-            del self._cases[life]
+        suspect.withdraw(reporter, kind)
+        if not suspect.is_suspected:
+            del self._suspects[life]
 
-    def unlinked(self, accuser: Life) -> None:
-        """Drop the accusations of an accuser that could no longer withdraw them here.
+    def unlinked(self, reporter: Life) -> None:
+        """Drop the suspicions of a reporter that could no longer withdraw them here.
 
         On its next link, which may lead to another replica, it says again what still holds.
         """
-        self._links = {pair: link for pair, link in self._links.items() if pair[0] != accuser}
-        for case in self._cases.values():
-            case.charges.pop(accuser, None)
-        self._cases = {each: case for each, case in self._cases.items() if case.is_charged}
+        self._links = {pair: link for pair, link in self._links.items() if pair[0] != reporter}
+        for suspect in self._suspects.values():
+            suspect.suspicions.pop(reporter, None)
+        self._suspects = {
+            each: suspect for each, suspect in self._suspects.items() if suspect.is_suspected
+        }
 
     def asked(self, now: float, life: Life) -> None:
         """All replicas were asked for a sign of life; from the first time on it is waited for."""
-        case = self._cases.get(life)
-        if case is not None and not case.is_asked:
-            case.is_asked = True
-            case.until = max(case.until, now + CONFIRM_SECONDS)
+        suspect = self._suspects.get(life)
+        if suspect is not None and not suspect.is_asked:
+            suspect.is_asked = True
+            suspect.until = max(suspect.until, now + CONFIRM_SECONDS)
 
     def doubted(self, now: float, life: Life) -> None:
         """A node has no link; :meth:`link_ended` follows once it is known which nodes hear it."""
-        case = self._open(now, life)
-        if not case.link_ended and not case.is_missed:
-            case.wait_for_life(now + self._confirm(life, now))
-        case.link_ended = True
+        suspect = self._open(now, life)
+        if not suspect.link_ended and not suspect.is_missed:
+            suspect.wait_for_life(now + self._confirm(life, now))
+        suspect.link_ended = True
 
     def link_ended(self, now: float, life: Life, members: Collection[Life]) -> list[Instruction]:
         """This replica's own control link to the node has ended."""
         self._evidence.unlinked(life)
         self.doubted(now, life)
-        case = self._cases[life]
-        return self._proof(life, case) or [Probe(life, self._others(life, life, members))]
+        suspect = self._suspects[life]
+        return self._proof(life, suspect) or [Probe(life, self._others(life, life, members))]
 
     def dial_refused(self, life: Life) -> list[Instruction]:
         """The node refuses connections of this replica."""
-        case = self._cases.get(life)
-        if case is None:
+        suspect = self._suspects.get(life)
+        if suspect is None:
             return []
-        case.dial_refused = True
-        return self._proof(life, case)
+        suspect.dial_refused = True
+        return self._proof(life, suspect)
 
     def answered(self, now: float, life: Life, lag: float) -> list[Instruction]:
         """The node has answered; ``lag`` is how late its thread for the links is."""
@@ -171,9 +141,9 @@ class Jury:
 
     def linked(self, now: float, life: Life) -> list[Instruction]:
         """The node has opened its control link, perhaps anew."""
-        case = self._cases.get(life)
-        if case is not None:
-            case.link_ended = False
+        suspect = self._suspects.get(life)
+        if suspect is not None:
+            suspect.link_ended = False
         return self._sign_of_life(now, life)
 
     def told(
@@ -185,8 +155,8 @@ class Jury:
             link = self._links.get((member, life))
             if link is not None and at > link.begun:
                 del self._links[member, life]
-            case = self._cases.get(life)
-            if case is not None and at - lag > case.begun:
+            suspect = self._suspects.get(life)
+            if suspect is not None and at - lag > suspect.begun:
                 instructions += self._sign_of_life(now, life)
         return instructions
 
@@ -194,15 +164,15 @@ class Jury:
         """This replica was itself late: nobody may suffer for answers that it has not read."""
         for each in self._open_questions():
             each.until += seconds
-        for case in self._cases.values():
-            case.stuck_until += seconds
+        for suspect in self._suspects.values():
+            suspect.stuck_until += seconds
 
     def wait_until(self, until: float) -> None:
         """Decide nothing before then: what was said meanwhile may come once more."""
         for each in self._open_questions():
             each.until = max(each.until, until)
-        for case in self._cases.values():
-            case.stuck_until = max(case.stuck_until, until)
+        for suspect in self._suspects.values():
+            suspect.stuck_until = max(suspect.stuck_until, until)
 
     def gone(self, life: Life, how: str) -> list[Instruction]:
         """The node itself says that it is over, or a new life of it has come in its place."""
@@ -215,8 +185,8 @@ class Jury:
         self._evidence.over(life)
 
     def forget(self, life: Life) -> None:
-        """Drop all accusations by and of a life that is in no group any more."""
-        self._cases.pop(life, None)
+        """Drop all suspicions by and of a life that is in no group any more."""
+        self._suspects.pop(life, None)
         self.unlinked(life)
         self._links = {pair: link for pair, link in self._links.items() if pair[1] != life}
         self._extended.pop(life, None)
@@ -226,34 +196,35 @@ class Jury:
 
     @property
     def is_idle(self) -> bool:
-        """True while nobody is accused: nothing is to be decided."""
+        """True while nobody is suspected: nothing is to be decided."""
         return not any(self._open_questions())
 
     @property
-    def accused_lives(self) -> set[Life]:
+    def suspected_lives(self) -> set[Life]:
         """The lives of which a sign is looked for."""
-        return set(self._cases)
+        return set(self._suspects)
 
     @property
     def lives_in_question(self) -> set[Life]:
-        """The lives that may be judged: the accused, and both ends of silent links."""
-        return self.accused_lives.union(*self._links)
+        """The lives that may be judged: the suspect, and both ends of silent links."""
+        return self.suspected_lives.union(*self._links)
 
     @property
     def refused_lives(self) -> set[Life]:
-        """The accused that refuse connections here and at an accuser."""
-        return {life for life, case in self._cases.items() if case.is_refused_to_all}
+        """The suspect that refuse connections here and at a reporter."""
+        return {life for life, suspect in self._suspects.items() if suspect.is_refused_to_all}
 
     def is_due(self, now: float, protected: Collection[Life] = ()) -> bool:
         """Return True if :meth:`decide` may have something to decide."""
-        cases = (
-            case.due
-            for life, case in self._cases.items()
-            if life not in protected or not case.charges  # it is not judged, and need not stay open
+        dues = (
+            suspect.due
+            for life, suspect in self._suspects.items()
+            if life not in protected
+            or not suspect.suspicions  # it is not judged, and need not stay open
         )
         aside = self._looked_for.union(protected)
         links = (link.due for pair, link in self._links.items() if not aside.intersection(pair))
-        return now >= min((*cases, *links), default=float("inf"))
+        return now >= min((*dues, *links), default=float("inf"))
 
     def decide(
         self,
@@ -264,8 +235,8 @@ class Jury:
     ) -> list[Evict]:
         """Return the evictions that are due.
 
-        A case stays open until its life is :meth:`over`: what cannot be carried out now is decided
-        anew, by what is known then.
+        A suspect stays one until its life is :meth:`over`: what cannot be carried out now is
+        decided anew, by what is known then.
 
         Args:
             ranks: how many each node has.
@@ -281,33 +252,33 @@ class Jury:
             for pairs in self._dead_links(now, silent)
         )
         names = {life[0]: life for pair in dead for life in pair}
-        cover = cover_of_some(_by_name(dead), _by_name(undecided), ranks, leaders)
-        if cover is not None:
-            over |= {names[name]: _cut_off(name, dead) for name in sorted(cover)}
-            for pair in dead:  # these accusations were not false
+        eviction_set = eviction_set_of_some(_by_name(dead), _by_name(undecided), ranks, leaders)
+        if eviction_set is not None:
+            over |= {names[name]: _cut_off(name, dead) for name in sorted(eviction_set)}
+            for pair in dead:  # these suspicions were not false
                 for life in pair:
                     self._extended.pop(life, None)
-        verdicts = Evict(over, is_proven=False), Evict(gone, is_proven=False, is_refused=True)
-        return [each for each in verdicts if each.lives]
+        evictions = Evict(over, is_proven=False), Evict(gone, is_proven=False, is_refused=True)
+        return [each for each in evictions if each.lives]
 
     def questions(self, now: float) -> list[Instruction]:
-        """Ask the accusers whose next word decides: it would come with their next BEAT only."""
+        """Ask the reporters whose next word decides: it would come with their next BEAT only."""
         due = [pair for pair, link in self._links.items() if now >= link.due and not link.is_asked]
         for pair in due:
             self._links[pair].is_asked = True
         return [Ask(*pair) for pair in due]
 
     def _silent(self, now: float, protected: Collection[Life]) -> Iterator[tuple[Life, str]]:
-        for life, case in list(self._cases.items()):
+        for life, suspect in list(self._suspects.items()):
             is_protected = life in protected
-            if now < case.due or (is_protected and case.charges):
+            if now < suspect.due or (is_protected and suspect.suspicions):
                 continue
-            if case.charges:
-                yield life, case.how
+            if suspect.suspicions:
+                yield life, suspect.how
             elif not is_protected and self._evidence.is_missed(now, life):
                 yield life, "ended its control link, and is heard by no member of its groups"
             else:
-                del self._cases[life]
+                del self._suspects[life]
 
     def _dead_links(
         self, now: float, silent: Collection[Life]
@@ -335,67 +306,73 @@ class Jury:
         return list(dead), undecided
 
     def _is_dead(self, pair: tuple[Life, Life], link: Open) -> bool:
-        """Return True if the accuser says after the time that it has heard nothing since."""
+        """Return True if the reporter says after the time that it has heard nothing since."""
         return self._evidence.has_heard_nothing(*pair, link.begun, link.until)
 
-    # Cases
+    # Suspects
 
     def _open_questions(self) -> Iterator[Open]:
-        yield from self._cases.values()
+        yield from self._suspects.values()
         yield from self._links.values()
 
     @property
     def _looked_for(self) -> set[Life]:
         """The lives of which a sign is waited for: their links are not judged before."""
-        return {life for life, case in self._cases.items() if case.is_missed or case.link_ended}
+        return {
+            life
+            for life, suspect in self._suspects.items()
+            if suspect.is_missed or suspect.link_ended
+        }
 
-    def _open(self, now: float, life: Life, lag: float = 0.0) -> Case:
-        case = self._cases.get(life)
-        if case is None:
-            case = self._cases[life] = Case(now, now + self._confirm(life, now) + lag)
-        return case
+    def _open(self, now: float, life: Life, lag: float = 0.0) -> SuspectedLife:
+        suspect = self._suspects.get(life)
+        if suspect is None:
+            suspect = self._suspects[life] = SuspectedLife(
+                now, now + self._confirm(life, now) + lag
+            )
+        return suspect
 
     def _confirm(self, life: Life, now: float) -> float:
         """Return how long a sign of life is waited for.
 
-        Those who accuse a node at the same time are not told of its patience one after the other.
+        Those who suspect a node at the same time are not told of its patience one after the other.
         """
         extended = self._extended.get(life)
         if extended is not None and extended.is_new(now):
             return max(CONFIRM_SECONDS, extended.before)
         return max(CONFIRM_SECONDS, self.patience(life, now))
 
-    def _proof(self, life: Life, case: Case) -> list[Instruction]:
-        if not case.is_refused_twice or not self._evidence.was_reached(life):
+    def _proof(self, life: Life, suspect: SuspectedLife) -> list[Instruction]:
+        if not suspect.is_refused_twice or not self._evidence.was_reached(life):
             return []
         return self.gone(life, "refuses connections of the orchestrator and of others")
 
     def _sign_of_life(self, now: float, life: Life) -> list[Instruction]:
-        """Drop what it disproves, and let those accusers be more patient with the node.
+        """Drop what it disproves, and let those reporters be more patient with the node.
 
         A link that was silent because its end did not run has to show from now on that it works.
         """
-        case = self._cases.get(life)
-        if case is None:
+        suspect = self._suspects.get(life)
+        if suspect is None:
             return []
-        accusers = case.acquit()
-        if not case.charges:
-            del self._cases[life]
-        if not accusers:
+        reporters = suspect.clear()
+        if not suspect.suspicions:
+            del self._suspects[life]
+        if not reporters:
             return []  # we have only looked for it, or it lives and is stuck
-        for accuser in accusers:
-            if (link := self._links.get((accuser, life))) is not None:
+        for reporter in reporters:
+            if (link := self._links.get((reporter, life))) is not None:
                 link.listen_again(now)
         extended = self._extended.get(life)
         if extended is None or not extended.is_new(now):
             before = self.patience(life, now)
             extended = ExtendedPatience(min(2 * before, LONGEST_PATIENCE_SECONDS), before, now)
             self._extended[life] = extended
-        return [Cleared(accuser, life, extended.patience) for accuser in accusers]
+        return [Cleared(reporter, life, extended.patience) for reporter in reporters]
 
     @staticmethod
-    def _others(life: Life, accuser: Life, members: Collection[Life]) -> tuple[Life, ...]:
-        return tuple(each for each in members if each not in (life, accuser))[:2]
+    def _others(life: Life, reporter: Life, members: Collection[Life]) -> tuple[Life, ...]:
+        return tuple(each for each in members if each not in (life, reporter))[:2]
 
 
 def _cut_off(name: str, dead: Collection[tuple[Life, Life]]) -> str:

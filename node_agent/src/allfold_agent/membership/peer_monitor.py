@@ -1,8 +1,8 @@
-"""The witness: what this agent sees of the others, and whom it accuses at the orchestrator.
+"""The peer monitor: what this agent sees of the others, and whom it suspects at the orchestrator.
 
-It watches all links that a group wants. If a node falls silent, the witness dials it once more. If
-that does not help, or if the node refuses connections or does not do its part of a round, the
-witness accuses it. The orchestrator decides what happens to an accused node.
+It watches all links that a group wants. If a node falls silent, the monitor dials it once
+more. If that does not help, or if the node refuses connections or does not do its part of a round,
+the monitor suspects it. The orchestrator decides what happens to a suspected node.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from allfold_agent.runtime.reactor import Reactor
 from allfold_core.survival.suspicion import (
     Action,
     Awaited,
-    Charge,
     Observation,
     OverdueRounds,
     Suspicion,
+    SuspicionKind,
 )
 
 log = logging.getLogger(__name__)
@@ -34,19 +34,21 @@ Life = tuple[str, str]
 """A node and its incarnation."""
 
 
-class Accuser(Protocol):
-    """Brings charges before the orchestrator. Called in the reactor's thread; may not wait."""
+class SuspicionReporter(Protocol):
+    """Brings suspicions before the orchestrator. Called in the reactor's thread; may not wait."""
 
-    def accuse(self, node: str, incarnation: str, charge: Charge, since: float, lag: float) -> None:
-        """Accuse a node.
+    def suspect(
+        self, node: str, incarnation: str, kind: SuspicionKind, since: float, lag: float
+    ) -> None:
+        """Suspect a node.
 
         Args:
-            since: for how many seconds the charge holds.
+            since: for how many seconds the suspicion holds.
             lag: how late this agent's own thread was of late.
         """
 
-    def withdraw(self, node: str, incarnation: str, charge: Charge) -> None:
-        """Take a charge back: the node was heard again, or does its part again."""
+    def withdraw(self, node: str, incarnation: str, kind: SuspicionKind) -> None:
+        """Take a suspicion back: the node was heard again, or does its part again."""
 
 
 class _News(NamedTuple):
@@ -57,13 +59,13 @@ class _News(NamedTuple):
     next_tick: float
 
 
-class Witness:
+class PeerMonitor:
     """Watches the other agents, in the reactor's thread.
 
     Args:
         links: to the other agents.
         reactor: of the links.
-        accuser: the way to the orchestrator.
+        reporter: the way to the orchestrator.
         heard_on_edges: returns when the last byte came from a node on any edge (monotonic).
         awaited: returns what this node waits for in the rounds of its groups.
     """
@@ -72,21 +74,23 @@ class Witness:
         self,
         links: PeerLinks,
         reactor: Reactor,
-        accuser: Accuser,
+        reporter: SuspicionReporter,
         heard_on_edges: Callable[[str], float] = lambda _: float("-inf"),
         awaited: Callable[[], Collection[Awaited]] = lambda: (),
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._links = links
         self._reactor = reactor
-        self._accuser = accuser
+        self._reporter = reporter
         self._heard_on_edges = heard_on_edges
         self._awaited = awaited
         self._clock = clock
         self._suspicions: dict[Life, Suspicion] = {}
         self._overdue = OverdueRounds()
         self._stuck: dict[Life, float] = {}
-        self._accused: dict[tuple[Life, Charge], float] = {}  # since when, as the log has it
+        self._suspected: dict[
+            tuple[Life, SuspicionKind], float
+        ] = {}  # since when, as the log has it
         self._news = _News({}, 0.0, float("inf"))
 
     # From any thread
@@ -106,16 +110,16 @@ class Witness:
         return max(0.0, news.lag, self._clock() - news.next_tick)
 
     def cleared(self, node: str, incarnation: str, patience: float) -> None:
-        """Clear a node that the orchestrator acquitted; ``patience``: seconds it may be silent."""
+        """Clear a node that the orchestrator cleared; ``patience``: seconds it may be silent."""
         self._reactor.call(lambda: self._clear((node, incarnation), patience))
 
     def again(self) -> None:
-        """Accuse all again who are still suspected: the orchestrator may not know of it.
+        """Suspect all again who are still suspected: the orchestrator may not know of it.
 
         Of rounds nothing is suspected then: this node may have waited for lack of a term that it
         is told of now.
         """
-        self._reactor.call(self._accuse_again)
+        self._reactor.call(self._suspect_again)
 
     # In the reactor's thread
 
@@ -130,7 +134,7 @@ class Witness:
             wanted = self._links.wanted()
             self._suspicions = {life: self._suspicions.get(life) or Suspicion() for life in wanted}
             # The end of those that are gone is logged by their groups.
-            self._accused = {key: at for key, at in self._accused.items() if key[0] in wanted}
+            self._suspected = {key: at for key, at in self._suspected.items() if key[0] in wanted}
             for life in wanted:
                 self._judge(life)
             self._judge_rounds()
@@ -152,15 +156,15 @@ class Witness:
         seen = self._observe(node)
         if seen is None:
             return
-        before = suspicion.charge
+        before = suspicion.kind
         action = suspicion.judge(self._clock(), seen)
-        charge = suspicion.charge
-        if charge is None and before is not None:
+        kind = suspicion.kind
+        if kind is None and before is not None:
             self._withdraw(life, before)
         if action is Action.DIAL_AGAIN:
             self._links.dial_again(node)
-        elif action is not Action.NOTHING and charge is not None:
-            self._accuse(life, charge, self._clock() - seen.last_heard)
+        elif action is not Action.NOTHING and kind is not None:
+            self._suspect(life, kind, self._clock() - seen.last_heard)
 
     def _observe(self, node: str) -> Observation | None:
         seen = self._links.observe(node)
@@ -174,40 +178,38 @@ class Witness:
             return heard  # the edges have no better to tell
         return max(heard, self._heard_on_edges(node))
 
-    def _accuse(self, life: Life, charge: Charge, seconds: float) -> None:
-        if (life, charge) not in self._accused:
-            log.warning("node %s is accused: %s for %.3f s", life[0], charge, seconds)
-            self._accused[life, charge] = self._clock() - seconds
-        self._accuser.accuse(*life, charge, seconds, self._links.lag())
+    def _suspect(self, life: Life, kind: SuspicionKind, seconds: float) -> None:
+        if (life, kind) not in self._suspected:
+            log.warning("node %s is suspected: %s for %.3f s", life[0], kind, seconds)
+            self._suspected[life, kind] = self._clock() - seconds
+        self._reporter.suspect(*life, kind, seconds, self._links.lag())
 
-    def _withdraw(self, life: Life, charge: Charge) -> None:
-        self._accuser.withdraw(*life, charge)
-        self._note_end(life, charge, "is accused no more")
+    def _withdraw(self, life: Life, kind: SuspicionKind) -> None:
+        self._reporter.withdraw(*life, kind)
+        self._note_end(life, kind, "is suspected no more")
 
-    def _note_end(self, life: Life, charge: Charge, how: str) -> None:
-        began = self._accused.pop((life, charge), None)
+    def _note_end(self, life: Life, kind: SuspicionKind, how: str) -> None:
+        began = self._suspected.pop((life, kind), None)
         if began is not None:
-            log.info(
-                "node %s %s: it was %s for %.3f s", life[0], how, charge, self._clock() - began
-            )
+            log.info("node %s %s: it was %s for %.3f s", life[0], how, kind, self._clock() - began)
 
     def _clear(self, life: Life, patience: float) -> None:
         if life in self._suspicions:
-            charge = self._suspicions[life].charge
-            if charge is not None:
-                self._note_end(life, charge, "is cleared by the orchestrator")
+            kind = self._suspicions[life].kind
+            if kind is not None:
+                self._note_end(life, kind, "is cleared by the orchestrator")
             self._suspicions[life].clear(self._clock(), patience)
 
-    def _accuse_again(self) -> None:
+    def _suspect_again(self) -> None:
         for life in self._stuck:
-            self._accuser.withdraw(*life, "stuck")
+            self._reporter.withdraw(*life, "stuck")
         self._overdue, self._stuck = OverdueRounds(), {}
         for life, suspicion in list(self._suspicions.items()):
-            charge = suspicion.charge
+            kind = suspicion.kind
             self._judge(life)
             seen = self._observe(life[0])
-            if seen is not None and charge is not None and charge == suspicion.charge:
-                self._accuse(life, charge, self._clock() - seen.last_heard)
+            if seen is not None and kind is not None and kind == suspicion.kind:
+                self._suspect(life, kind, self._clock() - seen.last_heard)
 
     # Rounds
 
@@ -216,7 +218,7 @@ class Witness:
         overdue = self._overdue.judge(self._clock(), awaited, self._links.lag())
         stuck = {life: overdue[life[0]] for life in self._suspicions if life[0] in overdue}
         for life in stuck.keys() - self._stuck.keys():
-            self._accuse(life, "stuck", stuck[life])
+            self._suspect(life, "stuck", stuck[life])
         for life in self._stuck.keys() - stuck.keys():
             self._withdraw(life, "stuck")
         self._stuck = stuck

@@ -1,17 +1,12 @@
-"""Four nodes before a jury, and what it decides."""
+"""Four nodes before a failure detector, and what it decides."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from allfold_orchestrator.membership.cases import Charge
+from allfold_orchestrator.membership.failure_detector import CONFIRM_SECONDS, FailureDetector
 from allfold_orchestrator.membership.group_state import Life
-from allfold_orchestrator.membership.jury import (
-    CONFIRM_SECONDS,
-    Evict,
-    Instruction,
-    Jury,
-)
+from allfold_orchestrator.membership.suspects import Evict, Instruction, SuspicionKind
 
 A, B, C, D = ((name, "1") for name in "abcd")
 MEMBERS = (A, B, C, D)
@@ -19,8 +14,10 @@ RANKS = dict.fromkeys("abcd", 1)
 AFTER = CONFIRM_SECONDS + 0.01
 
 
-def silent(jury: Jury, now: float, accuser: Life, accused: Life) -> list[Instruction]:
-    return jury.accused(now, accuser, accused, Charge.SILENT, MEMBERS)
+def silent(
+    detector: FailureDetector, now: float, reporter: Life, suspected: Life
+) -> list[Instruction]:
+    return detector.suspected(now, reporter, suspected, SuspicionKind.SILENT, MEMBERS)
 
 
 def evicted(instructions: Sequence[Instruction]) -> Mapping[Life, str]:
@@ -32,9 +29,9 @@ def evicted(instructions: Sequence[Instruction]) -> Mapping[Life, str]:
     }
 
 
-def decided(jury: Jury, now: float, leaders: str = "") -> set[str]:
+def decided(detector: FailureDetector, now: float, leaders: str = "") -> set[str]:
     """The nodes whose life is over by what is decided now, and is carried out at once."""
-    lives = evicted(jury.decide(now, RANKS, leaders))
+    lives = evicted(detector.decide(now, RANKS, leaders))
     for life in lives:
-        jury.over(life)
+        detector.over(life)
     return {name for name, _ in lives}

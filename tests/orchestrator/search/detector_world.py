@@ -1,7 +1,7 @@
-"""Nodes that die, stop, lose links and are accused, before the real jury; and a clock that ticks.
+"""Nodes that die, stop, lose links and are suspected, before the real detector; a clock ticks.
 
 Whoever can say something does so before the next tick, in any order with the others; a node that is
-silent is accused by all who can hear others and not it.
+silent is suspected by all who can hear others and not it.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from itertools import combinations
 from typing import Self
 
 from allfold_core.survival.term_record import Life
-from allfold_orchestrator.membership.cases import Charge
-from allfold_orchestrator.membership.jury import Ask, Evict, Instruction, Jury, Probe
-from tests.orchestrator.search.jury_value import copy_of, key_of
+from allfold_orchestrator.membership.failure_detector import FailureDetector
+from allfold_orchestrator.membership.suspects import Ask, Evict, Instruction, Probe, SuspicionKind
+from tests.orchestrator.search.detector_value import copy_of, key_of
 from tests.support.state_search import Violation
 
-TICK = 0.125  # less than the time by which accusers are asked ahead
+TICK = 0.125  # less than the time by which reporters are asked ahead
 SILENT_TICKS, BEAT_TICKS, ASKED_TICKS = 4, 4, 2
 STALL_TICKS = 8
 LAST_FAULT, LAST_TICK = 6, 36
@@ -35,7 +35,7 @@ class Trial:
         stops: of processes, which go on later if they ``wake``.
         cuts: links between two nodes on which nothing passes, from the beginning on.
         heals: links that pass something again.
-        false: accusations of nodes that do nothing wrong.
+        false: suspicions of nodes that do nothing wrong.
         lonely: nodes that lose their way to the orchestrator.
         stalls: times that the replica stands still for a second.
         sticks: nodes that live and answer, and do their part of the ops no more; if one
@@ -62,27 +62,27 @@ def life(node: str) -> Life:
     return (node, "1")
 
 
-Change = Callable[["JuryWorld"], None]
+Change = Callable[["DetectorWorld"], None]
 
 
 @dataclass
-class JuryWorld:
-    """One replica's jury and the nodes.
+class DetectorWorld:
+    """One replica's detector and the nodes.
 
     Attributes:
         heard: by observer and node, the last tick in which the one heard the other.
         beaten: the tick of each node's last BEAT.
         asked: nodes that are to say whom they hear, each with the tick: they ping once more first.
-        back: charges that are to be taken back.
+        back: suspicions that are to be taken back.
         probed: nodes that are asked for a sign of life, since a tick.
-        accused: (accuser, node) of the charges that were brought.
+        suspected: (reporter, node) of the suspicions that were brought.
         noticed: dead nodes of which the end of the control link is known.
         evicted: each with the tick.
         woken: the tick in which a stopped node has gone on.
         healed: the tick in which a link has come back.
-        judged: the tick in which the jury has decided last.
+        judged: the tick in which the failure detector has decided last.
         stuck: nodes that do not do their part, each with the tick since when.
-        called_stuck: (accuser, node) of the charges of that.
+        called_stuck: (reporter, node) of the suspicions of that.
         was_stuck: nodes that did not do their part when they were evicted, or had begun to in
             this very tick, so that nobody could say so.
         recovered: the tick in which a node has begun to do its part again.
@@ -90,7 +90,7 @@ class JuryWorld:
     """
 
     trial: Trial
-    jury: Jury = field(default_factory=Jury)
+    detector: FailureDetector = field(default_factory=FailureDetector)
     tick: int = 0
     status: dict[str, str] = field(default_factory=dict)
     cut: frozenset[Link] = frozenset()
@@ -101,7 +101,7 @@ class JuryWorld:
     back: frozenset[tuple[str, str]] = frozenset()
     probed: frozenset[str] = frozenset()
     dialled: frozenset[str] = frozenset()
-    accused: frozenset[tuple[str, str]] = frozenset()
+    suspected: frozenset[tuple[str, str]] = frozenset()
     noticed: frozenset[str] = frozenset()
     evicted: dict[str, int] = field(default_factory=dict)
     woken: dict[str, int] = field(default_factory=dict)
@@ -124,12 +124,12 @@ class JuryWorld:
         self.budget = {each: getattr(trial, each) for each in names}
         for node in trial.nodes:
             if node not in trial.rejects:
-                self.jury.reached(life(node))
+                self.detector.reached(life(node))
 
     # States
 
     def copy(self) -> Self:
-        other = replace(self, jury=copy_of(self.jury))
+        other = replace(self, detector=copy_of(self.detector))
         for name in (
             "status",
             "heard",
@@ -148,8 +148,8 @@ class JuryWorld:
 
     def key(self) -> object:
         return (
-            (self.tick, key_of(self.jury, self.now), self.cut, self.lonely, self.back),
-            (self.probed, self.dialled, self.accused, self.noticed),
+            (self.tick, key_of(self.detector, self.now), self.cut, self.lonely, self.back),
+            (self.probed, self.dialled, self.suspected, self.noticed),
             tuple(self.status.items()),
             (tuple(self.evicted.items()), tuple(self.woken.items())),
             (tuple(self.healed.items()), self.judged, frozenset(self.asked.items())),
@@ -207,7 +207,7 @@ class JuryWorld:
     def stall(self) -> None:
         for _ in range(STALL_TICKS):
             self.pass_time()
-        self.jury.lagged(STALL_TICKS * TICK)
+        self.detector.lagged(STALL_TICKS * TICK)
 
     # Messages
 
@@ -220,8 +220,8 @@ class JuryWorld:
         for a, b in self.heard:
             if self.status[a] == "runs" and self.hears(a, b):
                 self.heard[a, b] = self.tick
-                self.back |= {(a, b)} & self.accused
-                self.accused -= {(a, b)}
+                self.back |= {(a, b)} & self.suspected
+                self.suspected -= {(a, b)}
 
     def beat(self, node: str) -> None:
         self.beaten[node] = self.tick
@@ -229,60 +229,62 @@ class JuryWorld:
             del self.asked[node]
         others = [each for each in self.members() if each != node]
         ages = {life(each): self.now - TICK * self.heard[node, each] for each in others}
-        self.follow(self.jury.answered(self.now, life(node), 0.0))
-        self.follow(self.jury.told(self.now, life(node), ages))
+        self.follow(self.detector.answered(self.now, life(node), 0.0))
+        self.follow(self.detector.told(self.now, life(node), ages))
 
     def answer(self, node: str) -> None:
         self.probed, self.dialled = self.probed - {node}, self.dialled - {node}
-        self.follow(self.jury.answered(self.now, life(node), 0.0))
+        self.follow(self.detector.answered(self.now, life(node), 0.0))
 
     def refuse(self, node: str) -> None:
         self.dialled -= {node}
-        self.follow(self.jury.dial_refused(life(node)))
+        self.follow(self.detector.dial_refused(life(node)))
 
     def notice(self, node: str) -> None:
         self.noticed |= {node}
         members = [life(each) for each in self.members() if each != node]
-        self.follow(self.jury.link_ended(self.now, life(node), members))
+        self.follow(self.detector.link_ended(self.now, life(node), members))
 
-    def accuse(self, by: str, node: str, charge: Charge) -> None:
-        self.accused |= {(by, node)}
+    def suspect(self, by: str, node: str, kind: SuspicionKind) -> None:
+        self.suspected |= {(by, node)}
         members = [life(each) for each in self.members()]
-        self.follow(self.jury.accused(self.now, life(by), life(node), charge, members))
+        self.follow(self.detector.suspected(self.now, life(by), life(node), kind, members))
 
     def call_stuck(self, by: str, node: str) -> None:
         self.called_stuck |= {(by, node)}
         members = [life(each) for each in self.members()]
-        self.follow(self.jury.accused(self.now, life(by), life(node), Charge.STUCK, members))
+        self.follow(
+            self.detector.suspected(self.now, life(by), life(node), SuspicionKind.STUCK, members)
+        )
 
     def go_on(self, by: str, node: str) -> None:
         self.called_stuck -= {(by, node)}
-        self.jury.withdrawn(life(by), life(node), Charge.STUCK)
+        self.detector.withdrawn(life(by), life(node), SuspicionKind.STUCK)
 
     def take_back(self, by: str, node: str) -> None:
         self.back -= {(by, node)}
-        self.jury.withdrawn(life(by), life(node), Charge.SILENT)
+        self.detector.withdrawn(life(by), life(node), SuspicionKind.SILENT)
 
     def blame(self, by: str, node: str) -> None:
         self.blamed[node] = self.tick
-        self.accuse(by, node, Charge.SILENT)
+        self.suspect(by, node, SuspicionKind.SILENT)
 
     def decide(self) -> None:
         self.judged = self.tick
         ranks = dict.fromkeys(self.trial.nodes, 1)
-        self.follow(self.jury.questions(self.now))
-        self.follow(self.jury.decide(self.now, ranks, "a"))
+        self.follow(self.detector.questions(self.now))
+        self.follow(self.detector.decide(self.now, ranks, "a"))
 
     def follow(self, instructions: Iterable[Instruction]) -> None:
         for each in instructions:
             match each:
-                case Probe(accused, members):
-                    self.jury.asked(self.now, accused)
-                    self.probed |= {accused[0]}
-                    self.dialled |= {accused[0]}
+                case Probe(suspected, members):
+                    self.detector.asked(self.now, suspected)
+                    self.probed |= {suspected[0]}
+                    self.dialled |= {suspected[0]}
                     self.asked |= {name: self.tick + ASKED_TICKS for name, _ in members}
-                case Ask(accuser, _):
-                    self.asked |= {accuser[0]: self.tick + ASKED_TICKS}
+                case Ask(reporter, _):
+                    self.asked |= {reporter[0]: self.tick + ASKED_TICKS}
                 case Evict(lives):
                     for node, _ in lives:
                         self._evict(node)
@@ -290,13 +292,13 @@ class JuryWorld:
 
     def _evict(self, node: str) -> None:
         self.evicted[node] = self.tick
-        self.accused = frozenset(pair for pair in self.accused if node not in pair)
+        self.suspected = frozenset(pair for pair in self.suspected if node not in pair)
         self.back = frozenset(pair for pair in self.back if node not in pair)
         self.called_stuck = frozenset(pair for pair in self.called_stuck if node not in pair)
         if node in self.stuck or self.recovered.get(node) == self.tick:
             self.was_stuck |= {node}
         self.stuck.pop(node, None)
-        self.jury.over(life(node))
+        self.detector.over(life(node))
 
     # What must hold
 

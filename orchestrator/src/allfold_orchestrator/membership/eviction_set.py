@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-# More nodes than this in one tangle of dead links are left out greedily: no search may hold up
-# the jury, and links that die between so many pairs at once have few causes that differ.
+# More nodes than this in one tangle of dead links are left out greedily: no search may hold up the
+# failure detector, and links that die between so many pairs at once have few causes that differ.
 MAX_SEARCHED = 24
 
 Link = frozenset[str]
@@ -13,7 +13,7 @@ _Cost = tuple[int, int, int, tuple[str, ...]]
 _CostOf = Callable[[Iterable[str]], _Cost]
 
 
-def smallest_cover(
+def smallest_eviction_set(
     links: Collection[Link], ranks: Mapping[str, int], leaders: Collection[str] = ()
 ) -> frozenset[str]:
     """Return a smallest set of nodes that has an end of every link.
@@ -31,7 +31,7 @@ def smallest_cover(
     return cover
 
 
-def cover_of_some(
+def eviction_set_of_some(
     dead: Collection[Link],
     undecided: Collection[Link],
     ranks: Mapping[str, int],
@@ -45,14 +45,14 @@ def cover_of_some(
     links that are not covered touch none of the dead ones. If there is no such set, return
     ``None``: wait.
     """
-    cheapest = smallest_cover(dead, ranks, leaders)
+    cheapest = smallest_eviction_set(dead, ranks, leaders)
     ends = frozenset().union(*dead)
     touching = [link & ends for link in undecided if link & ends]
     if not touching:
         return cheapest
     forced = frozenset().union(*(link for link in touching if len(link) == 1))
     inside = (link for link in (*dead, *touching) if not link & forced)
-    chosen = forced | smallest_cover([*inside], ranks, leaders)
+    chosen = forced | smallest_eviction_set([*inside], ranks, leaders)
     cost = _cost_by(ranks, leaders)
     *price, _ = cost(chosen)
     *least, _ = cost(cheapest)

@@ -1,4 +1,4 @@
-"""Runs the jury of a replica: looks for signs of life, and carries out what the jury decides."""
+"""Runs the failure detector of a replica: finds signs of life, and does what it decides."""
 
 from __future__ import annotations
 
@@ -14,10 +14,17 @@ from allfold_core.survival.term_record import TermRecord
 from allfold_orchestrator.links.dial import Dialled
 from allfold_orchestrator.links.known_terms import KnownTerms
 from allfold_orchestrator.links.link import Connected
-from allfold_orchestrator.membership.cases import Charge
+from allfold_orchestrator.membership.failure_detector import FailureDetector
 from allfold_orchestrator.membership.group_state import Life
-from allfold_orchestrator.membership.jury import Ask, Cleared, Evict, Instruction, Jury, Probe
 from allfold_orchestrator.membership.reports import term_record
+from allfold_orchestrator.membership.suspects import (
+    Ask,
+    Cleared,
+    Evict,
+    Instruction,
+    Probe,
+    SuspicionKind,
+)
 from allfold_orchestrator.membership.terms import may_evict
 from allfold_orchestrator.service import Orchestrator
 from allfold_orchestrator.store.life import TurnIsOver
@@ -27,7 +34,7 @@ log = logging.getLogger(__name__)
 
 REDIAL_SECONDS = 0.02
 TICK_SECONDS = 0.05
-"""Between two looks at open cases."""
+"""Between two looks at suspects."""
 RETURN_SECONDS = 2.0
 """After a failure of the store: agents whose links it has ended link anew within a second."""
 
@@ -35,8 +42,8 @@ Dial = Callable[[str], Awaitable[Dialled]]
 Refresh = Callable[[str], Awaitable[None]]
 
 
-class JuryRunner:
-    """Gives this replica's jury what it asks for, from nodes and the store, and does what it says.
+class DetectorRunner:
+    """Gives the failure detector what it asks for, from nodes and the store; does what it says.
 
     Args:
         refresh: reads the term of a group anew.
@@ -61,36 +68,36 @@ class JuryRunner:
         self._refresh = refresh
         self._wake = wake
         self._proven: dict[Life, Evict] = {}  # and not carried out yet
-        self._accused_meanwhile: set[Life] = set()  # since verdicts are carried out
-        self._unannounced: set[Life] = set()  # accused, and other replicas do not know it yet
-        self._leases: dict[Life, float | None] = {}  # as they were when a node was accused
+        self._suspected_meanwhile: set[Life] = set()  # since evictions are carried out
+        self._unannounced: set[Life] = set()  # suspected, and other replicas do not know it yet
+        self._leases: dict[Life, float | None] = {}  # as they were when a node was suspected
         self._has_store_failed = False  # since the last turn
         self._tasks: set[asyncio.Task[None]] = set()
         self._lag_watch: asyncio.Task[None] | None = None
-        self.jury = Jury()
+        self.detector = FailureDetector()
 
     @property
     def is_idle(self) -> bool:
         """True while nothing is to be decided or carried out."""
-        return self.jury.is_idle and not self._proven
+        return self.detector.is_idle and not self._proven
 
     @property
     def has_unannounced(self) -> bool:
-        """True if other replicas do not know of all who are accused here."""
+        """True if other replicas do not know of all who are suspected here."""
         return bool(self._unannounced)
 
     def execute(self, instructions: Collection[Instruction]) -> None:
-        """Do what the jury says."""
+        """Do what the failure detector says."""
         for instruction in instructions:
             match instruction:
-                case Probe(accused, members):
-                    self._probe(accused, members)
-                case Ask(accuser, accused):
-                    self._links.send(accuser, _ping_for(accused))
-                case Cleared(accuser, accused, patience):
-                    node, incarnation = accused
+                case Probe(suspected, members):
+                    self._probe(suspected, members)
+                case Ask(reporter, suspected):
+                    self._links.send(reporter, _ping_for(suspected))
+                case Cleared(reporter, suspected, patience):
+                    node, incarnation = suspected
                     news = messages.Cleared(node=node, incarnation=incarnation, patience=patience)
-                    self._links.send(accuser, messages.dump(news))
+                    self._links.send(reporter, messages.dump(news))
                 case Evict(lives):
                     self._proven |= dict.fromkeys(lives, instruction)
         if instructions:
@@ -99,19 +106,19 @@ class JuryRunner:
             self._lag_watch = self._spawn(self._watch_lag())
 
     async def _watch_lag(self) -> None:
-        """Have the jury wait longer by as much as this process is late itself, or was frozen."""
+        """Let it wait longer by as much as this process is late itself, or was frozen."""
         while not self.is_idle:
             begun = monotonic()
             await asyncio.sleep(TICK_SECONDS)
             late = monotonic() - begun - TICK_SECONDS
-            self.jury.lagged(max(0.0, late - 2 * TICK_SECONDS))
+            self.detector.lagged(max(0.0, late - 2 * TICK_SECONDS))
 
-    def accuse(
-        self, by: Life, accused: Life, charge: Charge, members: Collection[Life], lag: float
+    def suspect(
+        self, by: Life, suspected: Life, kind: SuspicionKind, members: Collection[Life], lag: float
     ) -> None:
-        """Take in an accusation; see :meth:`Jury.accused`."""
-        self._accused_meanwhile.add(accused)
-        self.execute(self.jury.accused(monotonic(), by, accused, charge, members, lag))
+        """Take in a suspicion; see :meth:`FailureDetector.suspected`."""
+        self._suspected_meanwhile.add(suspected)
+        self.execute(self.detector.suspected(monotonic(), by, suspected, kind, members, lag))
 
     # Signs of life
 
@@ -121,7 +128,7 @@ class JuryRunner:
 
     async def _reach(self, life: Life, url: str) -> None:
         if await self._dial(url) is not Dialled.REFUSED and life in self._links:
-            self.jury.reached(life)
+            self.detector.reached(life)
 
     def _probe(self, life: Life, members: Iterable[Life]) -> None:
         self._unannounced.add(life)
@@ -137,18 +144,18 @@ class JuryRunner:
         """Dial a node until it answers, or refuses, or is judged: one that dies resets at first."""
         while await self._dial_once(life, url) is Dialled.SILENT:
             await asyncio.sleep(REDIAL_SECONDS)
-            if life not in self.jury.accused_lives:
+            if life not in self.detector.suspected_lives:
                 return
 
     async def _dial_once(self, life: Life, url: str) -> Dialled:
         dialled = await self._dial(url)
         match dialled:
             case Dialled.REFUSED:
-                self.execute(self.jury.dial_refused(life))
+                self.execute(self.detector.dial_refused(life))
             case Dialled.ANSWERED if await self._is_replaced(life, url):
-                self.execute(self.jury.gone(life, "has been started anew"))
+                self.execute(self.detector.gone(life, "has been started anew"))
             case Dialled.ANSWERED:
-                self.execute(self.jury.answered(monotonic(), life, float("inf")))
+                self.execute(self.detector.answered(monotonic(), life, float("inf")))
         return dialled
 
     async def _is_replaced(self, life: Life, url: str) -> bool:
@@ -160,25 +167,25 @@ class JuryRunner:
         return info is not None and info.incarnation != life[1] and info.control_url == url
 
     async def _ask_all_replicas(self) -> None:
-        """Let the accused be probed on their links, whichever replica has them.
+        """Let the suspect be probed on their links, whichever replica has them.
 
         The lease is read first: whatever extends it from then on is a sign of life.
         """
-        self._unannounced &= self.jury.accused_lives
+        self._unannounced &= self.detector.suspected_lives
         for life in [*self._unannounced]:
             self._leases |= await self._store.nodes.leases([life])
             await self._store.nodes.ask_all_to_probe(*life)
-            self.jury.asked(monotonic(), life)
+            self.detector.asked(monotonic(), life)
             self._unannounced.discard(life)
 
     async def _listen_to_others(self) -> None:
         """Take in the signs of life that other replicas have noted in the store."""
-        accused = self.jury.accused_lives
-        self._leases = {life: at for life, at in self._leases.items() if life in accused}
+        suspected = self.detector.suspected_lives
+        self._leases = {life: at for life, at in self._leases.items() if life in suspected}
         now_is = await self._store.nodes.leases([*self._leases])
         for life, lease in now_is.items():
             if lease is not None and lease != self._leases.get(life, lease):
-                self.execute(self.jury.answered(monotonic(), life, float("inf")))
+                self.execute(self.detector.answered(monotonic(), life, float("inf")))
 
     # Verdicts
 
@@ -187,7 +194,7 @@ class JuryRunner:
         await self._ask_all_replicas()
         await self._listen_to_others()
         now = monotonic()
-        if self.jury.is_due(now) and self.jury.is_due(now, self._protected()):
+        if self.detector.is_due(now) and self.detector.is_due(now, self._protected()):
             async with self._store.judging.turn() as turn:
                 if turn is not None:
                     await self._decide(turn)
@@ -195,9 +202,9 @@ class JuryRunner:
 
     def _protected(self) -> set[Life]:
         """The lives that may not be evicted now, for what is known of each."""
-        now, refused = self._store.clock.now(), self.jury.refused_lives
+        now, refused = self._store.clock.now(), self.detector.refused_lives
         generation = self._store.lives.known.generation
-        protected = self._terms.protected(self.jury.lives_in_question, now, generation)
+        protected = self._terms.protected(self.detector.lives_in_question, now, generation)
         at_all = self._terms.protected(refused, now, generation, is_proven=True)
         return protected - (refused - at_all)
 
@@ -211,39 +218,39 @@ class JuryRunner:
     async def _decide(self, turn: str) -> None:
         if self._has_store_failed:  # it works by now, as this is a turn
             self._has_store_failed = False
-            self.jury.wait_until(monotonic() + RETURN_SECONDS)
+            self.detector.wait_until(monotonic() + RETURN_SECONDS)
             return
-        # What others have decided in their turn takes accusations away.
+        # What others have decided in their turn takes suspicions away.
         await asyncio.gather(*map(self._refresh, await self._groups_concerned()))
-        self.execute(self.jury.questions(monotonic()))
+        self.execute(self.detector.questions(monotonic()))
         terms = self._terms
-        verdicts = self.jury.decide(monotonic(), terms.ranks, terms.leaders, self._protected())
-        await self._carry_out(verdicts, turn)
+        evictions = self.detector.decide(monotonic(), terms.ranks, terms.leaders, self._protected())
+        await self._carry_out(evictions, turn)
 
     async def _groups_concerned(self) -> set[str]:
         """Return the groups of those who may be judged, and no others: a turn is short."""
-        lives = self.jury.lives_in_question
+        lives = self.detector.lives_in_question
         seated = await asyncio.gather(*(self._store.nodes.groups_of(*life) for life in lives))
         return set[str]().union(*seated, *map(self._terms.groups_of, lives))
 
-    async def _carry_out(self, verdicts: Iterable[Evict], turn: str | None = None) -> None:
+    async def _carry_out(self, evictions: Iterable[Evict], turn: str | None = None) -> None:
         """End the lives that are over, all together: each group gets one term for them.
 
-        A case stays open if its life must not be ended now, because the record was just lost or
+        A suspect stays one if its life must not be ended now, because the record was just lost or
         because this replica's turn is over. So does one of which members have told meanwhile: the
         store may have lost their group, or that the life is over, and heard of it from them since.
         """
-        self._accused_meanwhile.clear()
+        self._suspected_meanwhile.clear()
         over = {
             life: how
-            for verdict in verdicts
-            for life, how in verdict.lives.items()
-            if await self._may_evict(life, verdict.is_proven or verdict.is_refused)
+            for eviction in evictions
+            for life, how in eviction.lives.items()
+            if await self._may_evict(life, eviction.is_proven or eviction.is_refused)
         }
         for life in await self._evict(over, turn):
-            if life not in self._accused_meanwhile:
+            if life not in self._suspected_meanwhile:
                 self._proven.pop(life, None)
-                self.jury.over(life)
+                self.detector.over(life)
 
     async def _may_evict(self, life: Life, is_proven: bool) -> bool:
         groups = self._terms.groups_of(life) | {*await self._store.nodes.groups_of(*life)}

@@ -1,4 +1,4 @@
-"""A witness on real links: to processes that stop or die, and over lines that break."""
+"""A peer monitor on real links: to processes that stop or die, and over lines that break."""
 
 from __future__ import annotations
 
@@ -18,70 +18,70 @@ import pytest
 from allfold_cluster.environment import free_address
 from allfold_core.survival import suspicion
 from tests.node_agent.membership.link_nodes import SECONDS, Node, Wire, link, nodes
-from tests.node_agent.membership.link_peer import Charges, Peer, watched
+from tests.node_agent.membership.link_peer import Kinds, Peer, watched
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
 
 
 @contextmanager
-def linked_with_a_process() -> Iterator[tuple[Node, Charges, Peer]]:
+def linked_with_a_process() -> Iterator[tuple[Node, Kinds, Peer]]:
     """This process is node ``a``, which watches the process of node ``b``."""
     with nodes("a") as (a,), Peer("b") as b:
-        charges = Charges()
-        watched(a, charges)
+        suspicions = Kinds()
+        watched(a, suspicions)
         a.links.want("b", b.address, "life-1")
         b.meet({"a": a.address})
         a.await_event("up", "b")
         wait_until(lambda: a.observe("b").worst_pong > 0, "an answer", SECONDS)
-        yield a, charges, b
+        yield a, suspicions, b
 
 
-def await_charge(charges: Charges, charge: tuple[str, str]) -> None:
-    wait_until(lambda: charges.made, f"the charge {charge}", SECONDS)
-    assert charges.made == [charge]
+def await_suspicion(suspicions: Kinds, kind: tuple[str, str]) -> None:
+    wait_until(lambda: suspicions.made, f"the suspicion {kind}", SECONDS)
+    assert suspicions.made == [kind]
 
 
-def test_a_process_that_is_stopped_is_accused_of_silence_until_it_goes_on() -> None:
-    with linked_with_a_process() as (_a, charges, b):
+def test_a_process_that_is_stopped_is_suspected_of_silence_until_it_goes_on() -> None:
+    with linked_with_a_process() as (_a, suspicions, b):
         os.kill(b.pid, signal.SIGSTOP)
         try:
-            await_charge(charges, ("b", "silent"))
+            await_suspicion(suspicions, ("b", "silent"))
         finally:
             os.kill(b.pid, signal.SIGCONT)
-        wait_until(lambda: charges.withdrawn, "the withdrawal", SECONDS)
+        wait_until(lambda: suspicions.withdrawn, "the withdrawal", SECONDS)
 
 
-def test_a_process_that_is_killed_is_accused_of_refusing() -> None:
-    with linked_with_a_process() as (_a, charges, b):
+def test_a_process_that_is_killed_is_suspected_of_refusing() -> None:
+    with linked_with_a_process() as (_a, suspicions, b):
         b.kill()
-        await_charge(charges, ("b", "refused"))
+        await_suspicion(suspicions, ("b", "refused"))
 
 
-def test_a_process_that_is_killed_while_it_is_stopped_is_accused_of_both() -> None:
-    with linked_with_a_process() as (_a, charges, b):
+def test_a_process_that_is_killed_while_it_is_stopped_is_suspected_of_both() -> None:
+    with linked_with_a_process() as (_a, suspicions, b):
         os.kill(b.pid, signal.SIGSTOP)
-        await_charge(charges, ("b", "silent"))
+        await_suspicion(suspicions, ("b", "silent"))
         b.kill()
-        wait_until(lambda: len(charges.made) == 2, "the second charge", SECONDS)
-        assert charges.made[1] == ("b", "refused")
+        wait_until(lambda: len(suspicions.made) == 2, "the second suspicion", SECONDS)
+        assert suspicions.made[1] == ("b", "refused")
 
 
-def test_a_line_that_swallows_all_is_replaced_and_nobody_accused(
+def test_a_line_that_swallows_all_is_replaced_and_nobody_suspected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(suspicion, "PATIENCE_SECONDS", 3.0)
     with nodes("a", "b") as (a, b):
         wire = Wire(b)
         try:
-            charges = Charges()
-            watched(a, charges)
+            suspicions = Kinds()
+            watched(a, suspicions)
             a.links.want("b", wire.address, "life-1")
             a.await_event("up", "b")
             wait_until(lambda: a.observe("b").worst_pong > 0, "an answer", SECONDS)
             wire.swallow()
             a.await_event("up", "b", times=2)
-            assert charges.made == []
+            assert suspicions.made == []
         finally:
             wire.close()
 
@@ -117,27 +117,27 @@ class Proxy:
         self._process.wait(SECONDS)
 
 
-def test_of_a_line_that_passes_one_direction_the_end_that_hears_nothing_accuses() -> None:
+def test_of_a_line_that_passes_one_direction_the_end_that_hears_nothing_suspects() -> None:
     with nodes("a") as (a,), Peer("b") as b, Proxy() as proxy:
-        charges = Charges()
-        watched(a, charges)
+        suspicions = Kinds()
+        watched(a, suspicions)
         a.links.want("b", proxy.stands_before("b", b.pid, b.address), "life-1")
         b.meet({"a": proxy.stands_before("a", os.getpid(), a.address)})
         a.await_event("up", "b")
         wait_until(lambda: a.observe("b").worst_pong > 0, "an answer", SECONDS)
         proxy.ask("block", pairs=[("b", "a")])
-        await_charge(charges, ("b", "silent"))
+        await_suspicion(suspicions, ("b", "silent"))
         assert b.report()[0] == []
         proxy.ask("open", pairs=[("b", "a")])
-        wait_until(lambda: charges.withdrawn, "the withdrawal", SECONDS)
+        wait_until(lambda: suspicions.withdrawn, "the withdrawal", SECONDS)
 
 
 def test_what_is_known_of_nodes_can_be_asked_in_any_thread() -> None:
     with nodes("a", "b") as (a, b):
-        witness = watched(a, Charges())
-        assert witness.heard() == {}
+        monitor = watched(a, Kinds())
+        assert monitor.heard() == {}
         link(a, b)
-        wait_until(lambda: "b" in witness.heard(), "a word of b", SECONDS)
+        wait_until(lambda: "b" in monitor.heard(), "a word of b", SECONDS)
         with a.paused():
-            wait_until(lambda: witness.lag() > 0.5, "its own lag", SECONDS)
-            assert witness.heard()["b"] > 0.5
+            wait_until(lambda: monitor.lag() > 0.5, "its own lag", SECONDS)
+            assert monitor.heard()["b"] > 0.5

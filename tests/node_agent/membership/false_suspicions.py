@@ -1,9 +1,9 @@
 """Links of agents on a machine with too much to do.
 
-    python -m tests.node_agent.membership.accusations
+    python -m tests.node_agent.membership.false_suspicions
 
-Processes with nothing but links and a witness share the machine with others that only burn its
-cores. All of them live, so each accusation is a false one.
+Processes with nothing but links and a peer monitor share the machine with others that only burn its
+cores. All of them live, so each suspicion is a false one.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ def watch(peers: Sequence[Peer], seconds: float) -> dict[str, Any]:
     addresses = {peer.name: peer.address for peer in peers}
     for peer in peers:
         peer.meet({name: at for name, at in addresses.items() if name != peer.name})
-    end, accusations, pongs, lags = monotonic() + seconds, 0, [0.0], [0.0]
+    end, false_suspicions, pongs, lags = monotonic() + seconds, 0, [0.0], [0.0]
     while monotonic() < end:
         sleep(min(_LOOK_SECONDS, max(0.0, end - monotonic())))
         for peer in peers:
-            charges, sees = peer.report()
-            accusations += sum("accused" in charge for charge in charges)
+            suspicions, sees = peer.report()
+            false_suspicions += sum("suspected" in kind for kind in suspicions)
             pongs += [seen["worst_pong"] for seen in sees["seen"].values()]
             lags.append(sees["lag"])
-    return {"accusations": accusations, "worst_pong": max(pongs), "worst_lag": max(lags)}
+    return {"suspicions": false_suspicions, "worst_pong": max(pongs), "worst_lag": max(lags)}
 
 
 def main() -> None:
     cores = len(os.sched_getaffinity(0))
-    parser = argparse.ArgumentParser(description="False accusations on an overloaded machine.")
+    parser = argparse.ArgumentParser(description="False suspicions on an overloaded machine.")
     parser.add_argument("--peers", type=int, default=8)
     parser.add_argument("--busy", type=int, default=4 * cores, help="processes that burn cores")
     parser.add_argument("--seconds", type=float, default=180.0)
@@ -64,7 +64,7 @@ def main() -> None:
         found = watch(peers, options.seconds)
     print(
         f"{options.peers} peers, {options.busy} busy processes, {cores} cores, "
-        f"{options.seconds:g} s: {found['accusations']} accusations; the longest answer to a ping "
+        f"{options.seconds:g} s: {found['suspicions']} suspicions; the longest answer to a ping "
         f"took {found['worst_pong'] * 1000:.0f} ms, a peer was late by up to "
         f"{found['worst_lag'] * 1000:.0f} ms"
     )
