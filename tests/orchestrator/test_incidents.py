@@ -14,7 +14,7 @@ from allfold_cluster.redis_server import RedisServer
 from allfold_core.errors import ServiceError
 from allfold_core.incident import LOST_SECONDS, Cause, Effect, Incident, rank_culprit
 from allfold_orchestrator.incidents import IncidentLog
-from allfold_orchestrator.store import retention
+from allfold_orchestrator.store import life
 from allfold_orchestrator.store.redis_client import connect
 from allfold_orchestrator.store.store import Store
 from tests.orchestrator.api_client import ApiClient, serving
@@ -79,12 +79,12 @@ async def test_an_incident_that_nobody_repeats_ended_when_it_was_heard_last(
 async def test_the_oldest_go_where_there_are_too_many(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retention, "MAX_INCIDENTS", 2)
+    monkeypatch.setattr(life, "MAX_INCIDENTS", 2)
     for number in range(4):
         await store.incidents.keep(late(number, 1000.0 + number))
     await store.retention.apply(2000.0)
     assert [each["seq"] for each in await store.incidents.latest(10)] == [3, 2]
-    await store.retention.apply(1003.0 + retention.INCIDENT_SECONDS)
+    await store.retention.apply(1003.0 + life.INCIDENT_SECONDS)
     assert [each["seq"] for each in await store.incidents.latest(10)] == [3]
 
 

@@ -14,7 +14,7 @@ from allfold_orchestrator.membership.group_state import (
     Leave,
     Reason,
 )
-from allfold_orchestrator.store import keys, retention
+from allfold_orchestrator.store import keys, life
 from allfold_orchestrator.store.failures import Refusal
 from allfold_orchestrator.store.store import Store
 from allfold_orchestrator.sweeper import (
@@ -300,7 +300,7 @@ async def test_what_is_over_does_not_pile_up(
     replica: Replica, clock: ManualClock, backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for limit in ("MAX_DEPARTED", "MAX_IDLE_GROUPS", "MAX_TOMBSTONES"):
-        monkeypatch.setattr(retention, limit, 3)
+        monkeypatch.setattr(life, limit, 3)
     client = backend.client()
     for number in range(20):
         node, group = f"n{number:02}", f"g{number:02}"
@@ -316,7 +316,7 @@ async def test_what_is_over_does_not_pile_up(
     assert [view.group for view in await replica.groups()] == ["g17", "g18", "g19"]
     left = await client.keys("*")  # type: ignore[attr-defined]
     assert len(left) <= 6 + 3 * 5, sorted(left)
-    clock.time += retention.TOMBSTONE_SECONDS + 1
+    clock.time += life.TOMBSTONE_SECONDS + 1
     await replica.sweeper.sweep()
     for _ in range(3):
         await replica.store.groups.prune_some()
@@ -332,7 +332,7 @@ async def test_a_group_that_came_back_is_not_taken_for_one_that_is_over(
     await replica.join(0, "a", of=1)
     await replica.service.leave(GROUP, Leave(0, "s0", Reason.FINISHED))
     await replica.join(0, "a", of=1)
-    clock.time += retention.TOMBSTONE_SECONDS + 1
+    clock.time += life.TOMBSTONE_SECONDS + 1
     await replica.store.retention.apply(clock.time)
     assert [view.phase for view in await replica.groups()] == ["ready"]
 

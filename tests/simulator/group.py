@@ -33,8 +33,7 @@ from allfold_core.survival.instructions import (
     Refuse,
     Start,
 )
-from allfold_core.survival.plans import first_epoch, first_record
-from allfold_core.survival.policy import GroupPolicy
+from allfold_core.survival.plans import GroupPolicy, first_epoch, first_record
 from allfold_core.survival.records import NO_EPOCH, Stamp
 from allfold_core.survival.reports import Call, Doubt, OpState, Reason
 from allfold_core.survival.term_record import TermRecord

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from allfold_core.group_options import GroupOptions
-from allfold_core.survival.policy import GroupPolicy
+from allfold_core.survival.plans import GroupPolicy
 
 
 def policy_with(**options: Any) -> GroupPolicy:

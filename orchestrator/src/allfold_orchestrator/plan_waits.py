@@ -12,9 +12,8 @@ from allfold_orchestrator.membership.group_state import (
     Epoch,
     GroupState,
 )
-from allfold_orchestrator.membership.joining import has_come_back, takes_in
+from allfold_orchestrator.membership.joining import Finders, has_come_back, takes_in
 from allfold_orchestrator.membership.reports import term_record
-from allfold_orchestrator.membership.seat_finder import Finders
 from allfold_orchestrator.store.failures import Refusal
 from allfold_orchestrator.store.store import Store
 

@@ -36,8 +36,13 @@ from allfold_orchestrator.membership.group_state import (
     SeatsFreed,
 )
 from allfold_orchestrator.membership.joining import takes_in
-from allfold_orchestrator.membership.nodes import REMOVED, SIGNED_OFF, NodeRecord, RecentNodes
-from allfold_orchestrator.membership.wanted_names import WantedNames
+from allfold_orchestrator.membership.nodes import (
+    REMOVED,
+    SIGNED_OFF,
+    NodeRecord,
+    RecentNodes,
+    WantedNames,
+)
 from allfold_orchestrator.plan_waits import await_plan
 from allfold_orchestrator.store.failures import Refusal
 from allfold_orchestrator.store.groups import EventOf, Guard

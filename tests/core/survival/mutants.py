@@ -11,6 +11,7 @@ from unittest.mock import patch
 from allfold_core.errors import PeerLost
 from allfold_core.survival import decision
 from allfold_core.survival.agent_machine import AgentMachine
+from allfold_core.survival.group_ops import OpEntry
 from allfold_core.survival.instructions import (
     Instruction,
     Instructions,
@@ -20,8 +21,7 @@ from allfold_core.survival.instructions import (
 )
 from allfold_core.survival.judge import packed
 from allfold_core.survival.leader_machine import Freeze, LeaderMachine
-from allfold_core.survival.op_entry import OpEntry
-from allfold_core.survival.policy import GroupPolicy
+from allfold_core.survival.plans import GroupPolicy
 from allfold_core.survival.records import Epoch, Stamp, Term
 from allfold_core.survival.reports import (
     Call,

@@ -9,7 +9,7 @@ from allfold_core.group_options import GroupOptions
 from allfold_core.operations import Kind
 from allfold_core.survival.agent_machine import AgentMachine
 from allfold_core.survival.leader_machine import LeaderMachine
-from allfold_core.survival.policy import GroupPolicy
+from allfold_core.survival.plans import GroupPolicy
 from allfold_core.survival.reports import may_shrink
 
 KINDS = {

@@ -14,7 +14,7 @@ from allfold_core.errors import PeerMissing, error_classes
 from allfold_core.operations import Kind
 from allfold_core.survival.decision import ProtocolViolation, decide
 from allfold_core.survival.judge import packed
-from allfold_core.survival.policy import GroupPolicy
+from allfold_core.survival.plans import GroupPolicy
 from allfold_core.survival.records import NO_EPOCH, Epoch, Seat, Stamp, Term
 from allfold_core.survival.reports import (
     Doubt,

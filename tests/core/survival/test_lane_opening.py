@@ -8,9 +8,8 @@ import pytest
 
 from allfold_control.survival import pack, unpack
 from allfold_core.operations import Kind
-from allfold_core.survival.decision import decide
+from allfold_core.survival.decision import decide, first_in_lane, is_wished
 from allfold_core.survival.instructions import OpenLane, SendWishes, Start
-from allfold_core.survival.lane_opening import first_in_lane, is_wished
 from allfold_core.survival.leader_machine import Freeze, LeaderMachine
 from allfold_core.survival.records import Epoch, Term
 from allfold_core.survival.reports import (

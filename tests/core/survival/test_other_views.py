@@ -11,7 +11,7 @@ from allfold_core.operations import Kind
 from allfold_core.survival.agent_machine import AgentMachine
 from allfold_core.survival.decision import decide
 from allfold_core.survival.instructions import HandOut, SendDoubt, SendReport, Start
-from allfold_core.survival.policy import GroupPolicy
+from allfold_core.survival.plans import GroupPolicy
 from allfold_core.survival.records import Epoch, Seat, Stamp, Term
 from allfold_core.survival.reports import (
     Call,

@@ -82,12 +82,12 @@ async def test_requests_are_counted_by_their_route_not_by_what_they_name(api: Ap
 async def test_an_incident_is_counted_once_however_often_it_is_repeated(api: ApiClient) -> None:
     log = api.app.state.orchestrator.incidents
     incident = {"id": "a-1", "cause": "late_rank", "effect": "hang", "seen": time(), "ended": None}
-    await log.note(incident)
-    await log.note(incident)
+    await log.report(incident)
+    await log.report(incident)
     found = await look(api)
     assert one(found, "incidents", cause="late_rank", effect="hang") == 1
     assert one(found, "incidents_total", cause="late_rank") == 1
-    await log.note({**incident, "ended": time()})
+    await log.report({**incident, "ended": time()})
     found = await look(api)
     assert one(found, "incidents", cause="late_rank", effect="hang") == 0
     assert one(found, "incidents_total", cause="late_rank") == 1

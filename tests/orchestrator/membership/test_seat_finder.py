@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allfold_orchestrator.membership.group_state import RankSeat
+from allfold_orchestrator.membership.joining import SeatFinder
 from allfold_orchestrator.membership.rank_map import RankMap
-from allfold_orchestrator.membership.seat_finder import SeatFinder
 from tests.orchestrator.builders import node
 
 NODES = [node("a"), node("b"), node("a", "2")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from allfold_orchestrator.membership.group_state import GroupState
-from allfold_orchestrator.membership.wanted_names import ASKS_AGAIN_SECONDS, WantedNames
+from allfold_orchestrator.membership.nodes import ASKS_AGAIN_SECONDS, WantedNames
 from tests.orchestrator.builders import GROUP, join, leave, play
 
 FREE = GroupState(GROUP)

@@ -11,8 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple, Self
 
 from allfold_agent.groups.registry import with_seats
-from allfold_core.survival.plans import first_epoch, first_record
-from allfold_core.survival.policy import GroupPolicy
+from allfold_core.survival.plans import GroupPolicy, first_epoch, first_record
 from allfold_core.survival.records import Term
 from allfold_core.survival.term_record import (
     Life,

@@ -13,9 +13,8 @@ from allfold_orchestrator.membership.group_state import NodeInfo
 from allfold_orchestrator.membership.nodes import NodeRecord
 from allfold_orchestrator.store import failures, keys
 from allfold_orchestrator.store.groups import Guard
-from allfold_orchestrator.store.life import StoreClock, TurnIsOver
+from allfold_orchestrator.store.life import DEPARTED_SECONDS, StoreClock, TurnIsOver
 from allfold_orchestrator.store.node_store import NodeStatus, NodeStore
-from allfold_orchestrator.store.retention import DEPARTED_SECONDS
 from allfold_orchestrator.store.store import Store
 from tests.orchestrator.builders import GROUP, join, node
 from tests.orchestrator.conftest import LEASE_SECONDS, Backend, MakeStore, ManualClock, register

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from allfold_core.survival.judge import describe_change, packed
-from allfold_core.survival.policy import GroupPolicy
+from allfold_core.survival.plans import GroupPolicy
 from allfold_core.survival.records import Epoch, Seat, Stamp, Term
 from allfold_core.survival.reports import Wishes
 from allfold_core.verdict import LEFT

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from allfold_core.survival.decision import ProtocolViolation
+from allfold_core.survival.group_ops import OpEntry
 from allfold_core.survival.instructions import (
     Cancel,
     Evicted,
@@ -24,7 +25,6 @@ from allfold_core.survival.instructions import (
     SendReport,
     SendWishes,
 )
-from allfold_core.survival.op_entry import OpEntry
 from allfold_core.survival.op_machine import OpMachine
 from allfold_core.survival.records import NO_EPOCH, Epoch, Term
 from allfold_core.survival.reports import (

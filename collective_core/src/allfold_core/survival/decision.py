@@ -19,11 +19,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from allfold_core.errors import AllfoldError, PeerLost
-from allfold_core.survival.admission import (
-    possible_change,
-    waiting_sessions,
-    with_others_awaited,
-)
+from allfold_core.survival.admission import possible_change, waiting_sessions, with_others_awaited
 from allfold_core.survival.judge import (
     below_min_world,
     cannot_go_on,
@@ -31,10 +27,11 @@ from allfold_core.survival.judge import (
     root_lost_before,
     unpacked,
 )
-from allfold_core.survival.lane_opening import first_in_lane
-from allfold_core.survival.policy import GroupPolicy
+from allfold_core.survival.plans import GroupPolicy
 from allfold_core.survival.records import NO_EPOCH, Epoch, Stamp, Term
 from allfold_core.survival.reports import (
+    NO_LANE,
+    NO_WISHES,
     Call,
     Doubt,
     Fail,
@@ -46,11 +43,37 @@ from allfold_core.survival.reports import (
     Reason,
     Report,
     Run,
+    Wishes,
     is_replicated,
     may_shrink,
 )
 from allfold_core.survival.round_evidence import Evidence, Judge, lost_seats
 from allfold_core.topology import Layout
+
+# How many ops ranks may call between the report of their node and the decision. A rank that calls
+# more makes its node withdraw the wish.
+_MARGIN = 8
+
+
+def is_wished(epoch: Epoch, wishes: Mapping[str, Wishes]) -> bool:
+    """Return True if all nodes that have ranks are ready for the lane."""
+    return bool(epoch.nodes) and all(wishes.get(n, NO_WISHES).lane for n in epoch.nodes)
+
+
+def first_in_lane(
+    before: Epoch, epoch: Epoch, reports: Mapping[str, Report], outcomes: Mapping[int, Outcome]
+) -> int:
+    """Return the first op that goes by the lane after a round; :data:`NO_LANE` if none does.
+
+    Args:
+        before: the epoch before the round.
+        epoch: the current epoch after it.
+    """
+    wishes = {node: report.wishes for node, report in reports.items()}
+    if epoch.ordinal != before.ordinal or epoch.waiting or not is_wished(epoch, wishes):
+        return NO_LANE
+    called = (seq for report in reports.values() for seq in report.called.values())
+    return max((-1, *called, *outcomes)) + 1 + _MARGIN
 
 
 class ProtocolViolation(Exception):

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from allfold_core.survival.admission import is_due
-from allfold_core.survival.decision import decide
-from allfold_core.survival.lane_opening import is_wished
-from allfold_core.survival.policy import GroupPolicy
+from allfold_core.survival.decision import decide, is_wished
+from allfold_core.survival.plans import GroupPolicy
 from allfold_core.survival.records import Epoch, Term
 from allfold_core.survival.reports import NO_LANE, Doubt, Install, Reason, Report, Wishes
 from allfold_core.survival.round_evidence import Judge

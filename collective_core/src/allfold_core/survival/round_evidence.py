@@ -9,7 +9,7 @@ from functools import cached_property
 from allfold_core.errors import AllfoldError
 from allfold_core.survival.admission import announce, with_others_awaited
 from allfold_core.survival.judge import NODE_LOST, describe_change, packed
-from allfold_core.survival.policy import GroupPolicy
+from allfold_core.survival.plans import GroupPolicy
 from allfold_core.survival.records import (
     MOST_EPOCHS_OF_A_ROUND,
     NO_EPOCH,

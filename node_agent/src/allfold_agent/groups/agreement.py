@@ -27,7 +27,7 @@ from allfold_core.survival.instructions import (
     SendReport,
     SendWishes,
 )
-from allfold_core.survival.policy import GroupPolicy
+from allfold_core.survival.plans import GroupPolicy
 from allfold_core.survival.records import NO_EPOCH, Epoch, Stamp, Term
 from allfold_core.survival.reports import NO_WISHES, Call, Doubt, Install, Reason, Report, Wishes
 from allfold_core.topology import Layout

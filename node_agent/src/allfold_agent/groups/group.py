@@ -31,8 +31,7 @@ from allfold_core.protocol.frames import FrameError
 from allfold_core.protocol.peer_link import GroupMessage, LinkMessageType
 from allfold_core.survival import records
 from allfold_core.survival.judge import unpacked
-from allfold_core.survival.plans import first_epoch, first_record
-from allfold_core.survival.policy import GroupPolicy
+from allfold_core.survival.plans import GroupPolicy, first_epoch, first_record
 from allfold_core.survival.records import NO_EPOCH, Term
 from allfold_core.survival.term_record import TermRecord
 

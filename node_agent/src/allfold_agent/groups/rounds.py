@@ -14,7 +14,7 @@ from allfold_core.survival.agent_machine import AgentMachine
 from allfold_core.survival.instructions import Instructions
 from allfold_core.survival.judge import judge_calls
 from allfold_core.survival.leader_machine import Freeze, LeaderMachine
-from allfold_core.survival.policy import GroupPolicy
+from allfold_core.survival.plans import GroupPolicy
 from allfold_core.survival.records import Epoch, Stamp, Term
 from allfold_core.survival.reports import Doubt, Install, Report, Wishes
 from allfold_core.topology import Layout

@@ -35,9 +35,9 @@ from allfold_orchestrator.membership.group_state import (
     Seated,
     SeatsFreed,
 )
+from allfold_orchestrator.membership.joining import Finders
 from allfold_orchestrator.membership.membership import step
 from allfold_orchestrator.membership.nodes import NodeRecord
-from allfold_orchestrator.membership.seat_finder import Finders
 from allfold_orchestrator.store import keys
 from allfold_orchestrator.store.batching import Batches
 from allfold_orchestrator.store.failures import store_errors, until_undisputed

@@ -23,10 +23,9 @@ from allfold_orchestrator.membership.nodes import (
 from allfold_orchestrator.store import keys, schemas
 from allfold_orchestrator.store.batching import Batches
 from allfold_orchestrator.store.failures import store_errors, until_undisputed
-from allfold_orchestrator.store.life import Clock, TurnIsOver
+from allfold_orchestrator.store.life import DEPARTED_SECONDS, Clock, TurnIsOver
 from allfold_orchestrator.store.records import dump, parse, readable
 from allfold_orchestrator.store.redis_client import Client, Pipeline
-from allfold_orchestrator.store.retention import DEPARTED_SECONDS
 
 log = logging.getLogger(__name__)
 

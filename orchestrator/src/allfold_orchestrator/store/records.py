@@ -17,8 +17,8 @@ from allfold_core.schema import UnknownSchema
 from allfold_orchestrator.membership.group_state import GroupState
 from allfold_orchestrator.membership.nodes import NodeRecord
 from allfold_orchestrator.store import codec, keys, schemas
+from allfold_orchestrator.store.life import IDLE_RECORD_SECONDS, TOMBSTONE_SECONDS
 from allfold_orchestrator.store.redis_client import Commands, Pipeline
-from allfold_orchestrator.store.retention import IDLE_RECORD_SECONDS, TOMBSTONE_SECONDS
 
 log = logging.getLogger(__name__)
 

@@ -14,11 +14,10 @@ from allfold_orchestrator.store import keys
 from allfold_orchestrator.store.failures import store_errors
 from allfold_orchestrator.store.groups import GroupStore
 from allfold_orchestrator.store.incidents import IncidentStore
-from allfold_orchestrator.store.life import Clock, Judging, StoreClock, StoreLives
+from allfold_orchestrator.store.life import Clock, Judging, Retention, StoreClock, StoreLives
 from allfold_orchestrator.store.node_store import NodeStore
 from allfold_orchestrator.store.notifications import Notifications, relay
 from allfold_orchestrator.store.redis_client import Client
-from allfold_orchestrator.store.retention import Retention
 
 
 class Store:
