@@ -97,6 +97,18 @@ def test_what_is_no_number_or_infinite_stays_so(dtype: DType, op: ReduceOp) -> N
     assert _bits(got[~got.isnan()]) == _bits(expected[~expected.isnan()])
 
 
+@pytest.mark.parametrize("dtype", [each for each in DType if each.is_float], ids=lambda d: d.label)
+def test_a_sum_that_overflows_has_its_value_where_numpy_is_told_to_raise(dtype: DType) -> None:
+    """Another rank of the op may not have told its NumPy so: both have the same outcome."""
+    kind = getattr(torch, dtype.label)
+    largest = torch.full((4,), torch.finfo(kind).max, dtype=kind)
+    print_ = _print(ReduceOp.SUM, dtype, (4,))
+    with np.errstate(all="raise"):
+        raising = _of_numpy(print_, [largest] * 3)
+    warning = _of_numpy(print_, [largest] * 3)  # warnings are errors here
+    assert _bits(raising) == _bits(warning) == _bits(_of_torch(print_, [largest] * 3))
+
+
 def test_every_float32_that_is_halfway_is_rounded_to_the_even_bfloat16() -> None:
     """All upper halves of float32 with the lower half at, below and above the middle."""
     halves = torch.arange(0, 0x7F80, dtype=torch.int32)
