@@ -1,9 +1,9 @@
 """The sweeper: drops nodes that are silent and in no group, but not for an outage of our own.
 
-A node with a vote in a group stays, however long it is silent: only the failure detector ends its
-life, which asks the others of its groups. Where none of those is heard either, it may be the
-orchestrator that is cut off, and the group may be well. Its name is freed if somebody wants it, or
-after a day.
+A node with a vote in a group stays, however long it is silent: its life is ended by the failure
+detector alone, which asks the others of its groups. Where none of those is heard either, it may be
+the orchestrator that is cut off, and the group may be well. Its name is freed if somebody wants it,
+or after a day.
 
 The store may have gone back to the record of a group that is long over. Where none of its nodes has
 registered within the grace, the group gives its name to whoever waits for it.

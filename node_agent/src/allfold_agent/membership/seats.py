@@ -1,4 +1,4 @@
-"""RankSeats of this node's ranks in groups: taken, waited for and given back."""
+"""Seats of this node's ranks in groups: taken, waited for and given back."""
 
 from __future__ import annotations
 

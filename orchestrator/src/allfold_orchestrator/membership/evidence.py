@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from allfold_orchestrator.membership.group_state import Life
 
 LATELY_SECONDS = 1.0
-"""A member that has heard a node within this time is a peer monitor that it lives."""
+"""A member that has heard a node within this time is a witness that it lives."""
 PROMPT_SECONDS = 0.1
 """A node whose thread for the links lags no more than this is not itself why they are silent."""
 

@@ -206,12 +206,12 @@ class FailureDetector:
 
     @property
     def lives_in_question(self) -> set[Life]:
-        """The lives that may be judged: the suspect, and both ends of silent links."""
+        """The lives that may be judged: the suspects, and both ends of silent links."""
         return self.suspected_lives.union(*self._links)
 
     @property
     def refused_lives(self) -> set[Life]:
-        """The suspect that refuse connections here and at a reporter."""
+        """The suspects that refuse connections here and at a reporter."""
         return {life for life, suspect in self._suspects.items() if suspect.is_refused_to_all}
 
     def is_due(self, now: float, protected: Collection[Life] = ()) -> bool:
