@@ -41,7 +41,7 @@ class Connection:
 
 
 class _Link:
-    """What an agent knows of another one."""
+    """An agent's link to another one."""
 
     def __init__(self, node: str) -> None:
         self.node = node

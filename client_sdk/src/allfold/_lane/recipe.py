@@ -199,7 +199,7 @@ _REMEMBERED = 512
 
 
 class Recipes:
-    """How calls are done in a lane, kept by their fingerprints, and the plans of their slots."""
+    """The ways to do calls in a lane, by fingerprint, and the plans of their slots."""
 
     def __init__(self, page: RankPage, seat: PageSeat, rules: LaneRules) -> None:
         self._page = page

@@ -1,7 +1,7 @@
-"""What one node knows of the ops of a group, and which of them are final on all nodes. Pure.
+"""The ops of a group as one node knows them, and which of them are final on all nodes. Pure.
 
 A *watermark* is the highest op up to which every one is final on a node, and the *floor* the lowest
-of all watermarks: what lies below it nobody asks for any more.
+of all watermarks: what lies below it no node asks for any more.
 """
 
 from __future__ import annotations
