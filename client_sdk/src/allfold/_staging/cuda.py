@@ -78,16 +78,16 @@ class CudaStaged(Staged):
         if view.nbytes:
             self._gpu.device.copy(block.address + start, address, view.nbytes)
 
-    def bring_home(self) -> Callable[[], None]:
+    def copy_out(self) -> Callable[[], None]:
         if self._result is None:
             return nothing
         with self._gpu.turn() as device:
-            super().bring_home()
+            super().copy_out()
             event = device.mark()
         streams = {view.stream for view in self._call.outputs if view.nbytes}
         return partial(self._gpu.order_callers, event, streams)
 
-    def _copy_out(self, view: TensorView, block: ArenaBlock, start: int) -> None:
+    def _copy_view(self, view: TensorView, block: ArenaBlock, start: int) -> None:
         if not view.nbytes:
             return
         source = block.address + start

@@ -84,7 +84,7 @@ class Communicator:
             quotients.divide()
         work = self._seen(Work(ops, tensors, self._progress, self._on_error, quotients))
         if quotients is not None and ops:
-            # The ops bring sums home, also of a handle that the caller drops.
+            # The ops copy sums out, also of a handle that the caller drops.
             self._means.append(work)
             work.watch()
         return work
