@@ -42,7 +42,7 @@ def _has_lives(_: object, lives: Any, *__: object) -> bool:
 def _is_later_term(message: messages.Down) -> bool:
     if not isinstance(message, messages.TermAnnounced):
         return False
-    return message.record.term.number > message.record.epoch
+    return message.record.term.number > message.record.opening
 
 
 STEPS: dict[str, tuple[Any, str, Callable[..., bool]]] = {

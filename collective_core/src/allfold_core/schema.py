@@ -275,14 +275,20 @@ class Matching:
         return {"type": "function-after", "function": function, "schema": text}
 
 
+OPENING_AS_EPOCH = {
+    "alias_generator": lambda name: "epoch" if name == "opening" else name,
+    "serialize_by_alias": True,
+}
+"""Of a dataclass whose ``opening`` is ``epoch`` in JSON, as older versions read and write it."""
+
 NAME_PATTERN = r"^[A-Za-z0-9._-]{1,128}$"
 _HOST = r"(\[[^\s/\[\]]{2,64}\]|[^\s/:@?#\[\]]{1,253})"
 ADDRESS_PATTERN = rf"^{_HOST}:[0-9]{{1,5}}$"
 URL_PATTERN = rf"^https?://{_HOST}(:[0-9]{{1,5}})?$"
 MAX_PORT = 65_535
 MAX_WORLD_SIZE = 100_000
-# Agents count epochs in 32 bits. A report may name the lower half, so that no report uses up all.
-MAX_EPOCH = 2**31 - 1
+# Agents count openings in 32 bits. A report may name the lower half, so that no report uses up all.
+MAX_OPENING = 2**31 - 1
 # Ops are numbered in 64 bits with a sign.
 MAX_SEQ = 2**63 - 1
 MAX_GENERATION = 2**12 - 1
@@ -303,7 +309,7 @@ Name = Annotated[str, Matching(NAME_PATTERN)]
 Address = Annotated[str, Matching(ADDRESS_PATTERN, _has_a_port)]
 ControlUrl = Annotated[str, Matching(URL_PATTERN, _can_be_read)]
 Rank = Annotated[int, Within(0, MAX_WORLD_SIZE)]
-EpochNumber = Annotated[int, Within(0, MAX_EPOCH + 1)]
+OpeningNumber = Annotated[int, Within(0, MAX_OPENING + 1)]
 Generation = Annotated[int, Within(0, MAX_GENERATION + 1)]
 Number = Annotated[int, Within(0, 2**64)]
 Seq = Annotated[int, Within(0, MAX_SEQ + 1)]

@@ -86,8 +86,8 @@ class Orchestrator:
         if outcome is not None:
             log.warning("node restarted, its earlier ranks are lost", extra={"node": outcome.node})
             await self.clear_up([(outcome.node, outcome.incarnation)])
-        for group, epoch in request.holds.items():
-            await self._apply(group, NodeHolds(request.node, epoch))
+        for group, opening in request.holds.items():
+            await self._apply(group, NodeHolds(request.node, opening))
         log.info("node registered", extra={"node": request.node, "at": request.data_address})
         return self._recent_nodes.add(request.node, request.data_address)
 
@@ -225,10 +225,10 @@ class Orchestrator:
         await self._apply(group, replace(leave, store=await self._store.lives.present()))
 
     async def plan(
-        self, group: str, epoch: int, session: str, wait: float, *, max_age: float = 0.0
+        self, group: str, opening: int, session: str, wait: float, *, max_age: float = 0.0
     ) -> Plan | TermRecord | GroupState:
-        """Return the plan of the caller's epoch; see :func:`~.plan_waits.await_plan`."""
-        return await await_plan(self._store, group, epoch, session, wait, max_age=max_age)
+        """Return the plan of the caller's opening; see :func:`~.plan_waits.await_plan`."""
+        return await await_plan(self._store, group, opening, session, wait, max_age=max_age)
 
     # Groups
 
@@ -273,11 +273,11 @@ class Orchestrator:
         match instruction:
             case PlanReady(plan):
                 nodes = len(plan.members)
-                facts = {"group": group, "epoch": plan.epoch, "nodes": nodes}
+                facts = {"group": group, "epoch": plan.opening, "nodes": nodes}
                 log.info("group complete", extra={**facts, "ranks": plan.world_size})
-            case SeatsFreed(epoch, ranks, reason) | RanksDeparted(epoch, ranks, reason):
+            case SeatsFreed(opening, ranks, reason) | RanksDeparted(opening, ranks, reason):
                 level = logging.WARNING if reason.is_loss else logging.INFO
-                facts = {"group": group, "epoch": epoch, "ranks": list(ranks)}
+                facts = {"group": group, "epoch": opening, "ranks": list(ranks)}
                 log.log(level, "%s", _DEPARTURES[reason], extra=facts)
             case _:
                 return

@@ -222,12 +222,12 @@ def test_a_node_in_another_life_is_not_the_same_voter() -> None:
 
 def test_a_later_opening_of_the_name_is_newer_whatever_the_numbers_of_its_terms() -> None:
     earlier = without(first(), "a")
-    later = replace(first(), epoch=2)
+    later = replace(first(), opening=2)
     for held, other in ((earlier, later), (later, earlier)):
         record = recall_by(None, report("b", held))
         answer = register(record, STORE, report("c", other), UNTIL)
         assert answer.record is not None
-        assert answer.record.epoch == 2
+        assert answer.record.opening == 2
     assert shows_loss(replace(earlier, generation=2), STORE, report("b", later, generation=2))
 
 
@@ -237,7 +237,7 @@ def test_an_earlier_opening_is_over_and_the_later_one_goes_on_with_the_node(
     is_recalled: bool, is_out: bool
 ) -> None:
     """The name was opened anew as no node had told of the earlier opening yet."""
-    later = replace(first(), epoch=2, generation=1 if is_recalled else STORE.generation)
+    later = replace(first(), opening=2, generation=1 if is_recalled else STORE.generation)
     held = with_sessions(first(), ("x", "a"))
     answer = register(later, STORE, report("a", held, is_out=is_out), UNTIL)
     assert answer.is_out
@@ -350,7 +350,7 @@ def test_a_record_follows_those_of_earlier_terms_and_of_earlier_openings() -> No
     assert newer.follows(record)
     assert not record.follows(newer)
     assert not record.follows(record)
-    assert replace(record, epoch=record.epoch + 1).follows(newer)
+    assert replace(record, opening=record.opening + 1).follows(newer)
 
 
 def test_the_lives_of_a_record_are_its_voters_each_in_its_incarnation() -> None:

@@ -18,7 +18,7 @@ from allfold_core.survival.term_record import (
     TermRecord,
 )
 from allfold_orchestrator.membership import membership, reports, terms
-from allfold_orchestrator.membership.group_state import Epoch, GroupState, Leave, NodesLost
+from allfold_orchestrator.membership.group_state import GroupState, Leave, NodesLost, Opening
 from allfold_orchestrator.membership.membership import step
 from tests.core.survival.scenario import FAITHFUL, Mutant
 from tests.orchestrator.search import world
@@ -90,8 +90,8 @@ def as_it_was(_: GroupState, state: GroupState, __: Leave) -> GroupState:
     return state
 
 
-def is_of_another(record: TermRecord, current: Epoch) -> bool:
-    return current.plan.epoch != record.epoch
+def is_of_another(record: TermRecord, current: Opening) -> bool:
+    return current.plan.opening != record.opening
 
 
 def seats_as_they_are(record: TermRecord, _: Registration) -> tuple[Seat, ...]:

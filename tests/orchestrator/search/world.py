@@ -375,7 +375,7 @@ def _digest(state: GroupState, record: TermRecord | None) -> object:
     """Return everything in the store that the future can depend on."""
     current = None if state.current is None else tuple(state.current.present)
     forming = None if state.forming is None else tuple(state.forming.seats)
-    known = (state.last_epoch, state.recalled, current, forming)
+    known = (state.last_opening, state.recalled, current, forming)
     if record is None:
         return known
     recall = record.recall and record.recall.registered

@@ -109,10 +109,10 @@ async def test_an_idle_record_expires_and_its_last_epoch_does_not(
     assert await client.ttl(keys.group(GROUP)) == -1  # type: ignore[attr-defined]
     await store.groups.submit(GROUP, leave(0))
     await client.delete(keys.group(GROUP))
-    assert await store.groups.read(GROUP) == GroupState(GROUP, last_epoch=2)
+    assert await store.groups.read(GROUP) == GroupState(GROUP, last_opening=2)
     reply = await store.groups.submit(GROUP, join(0, of=1))
     assert reply is not None
-    assert reply[0] == Seated(0, epoch=3, ready=True)
+    assert reply[0] == Seated(0, opening=3, ready=True)
     assert await client.ttl(keys.group(GROUP)) == -1  # type: ignore[attr-defined]
     await client.aclose()
 
@@ -135,7 +135,7 @@ async def test_epochs_that_agents_report_survive_without_a_record(
     await make_store().groups.submit(GROUP, NodeHolds("a", 7))
     await client.delete(keys.group(GROUP))
     state = await make_store().groups.read(GROUP)
-    assert (state.last_epoch, state.recalled) == (7, 7)
+    assert (state.last_opening, state.recalled) == (7, 7)
     await client.aclose()
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, NamedTuple
 
-from allfold_core.schema import EpochNumber, Form, Generation, LastSeq, Number, Seq
+from allfold_core.schema import Form, Generation, LastSeq, Number, OpeningNumber, Seq
 from allfold_core.topology import AS_OPENED, Layout, Member
 
 _ROUND_BITS = 24
@@ -104,10 +104,10 @@ class Term:
         newcomers: those of the voters that were not in the plan of the opening, without ranks.
     """
 
-    number: EpochNumber
+    number: OpeningNumber
     generation: Generation
     voters: tuple[str, ...]
-    joined: tuple[EpochNumber, ...]
+    joined: tuple[OpeningNumber, ...]
     lost: tuple[tuple[str, str], ...] = ()
     newcomers: tuple[Annotated[Member, Form(_read_newcomer, _written_newcomer)], ...] = ()
 

@@ -10,10 +10,10 @@ from allfold_core.plan import Plan
 from allfold_core.schema import (
     Address,
     ControlUrl,
-    EpochNumber,
     Form,
     Generation,
     Name,
+    OpeningNumber,
 )
 from allfold_core.survival.records import Seat, Term
 from allfold_core.topology import Member
@@ -80,7 +80,7 @@ class TermRecord:
     """The record of a group's term.
 
     Attributes:
-        epoch: of the plan with which the group was opened; a later opening of its name has a
+        opening: of the plan with which the group was opened; a later opening of its name has a
             higher one, and terms of its own.
         term: the newest term.
         voters: its nodes by name.
@@ -92,7 +92,7 @@ class TermRecord:
             and their nodes. Of a group that an older release opened, the number is 0.
     """
 
-    epoch: EpochNumber
+    opening: OpeningNumber
     term: Term
     voters: Mapping[Name, Voter]
     seats: tuple[Annotated[Seat, Form(_read_seat, _written_seat)], ...]
@@ -111,7 +111,7 @@ class TermRecord:
 
     def follows(self, other: TermRecord) -> bool:
         """Return True if this is a newer term, or one of a later opening of the group."""
-        return (self.epoch, self.term.number) > (other.epoch, other.term.number)
+        return (self.opening, self.term.number) > (other.opening, other.term.number)
 
     @property
     def lives(self) -> set[Life]:

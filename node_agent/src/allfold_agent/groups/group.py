@@ -72,7 +72,7 @@ class NodeGroup:
         joins: TermRecord | None = None,
     ) -> None:
         self.name = plan.group
-        self.opening = plan.epoch
+        self.opening = plan.opening
         self.plan = plan
         self.node = resources.node
         self.table = OpTable()

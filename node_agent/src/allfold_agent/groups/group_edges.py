@@ -47,7 +47,7 @@ class GroupEdges:
         self._closing = False
         self._closed = False
         dial, reactor = resources.dial, resources.reactor
-        self.ops = Edges(plan.group, plan.epoch, self._me, members, dial, self, reactor)
+        self.ops = Edges(plan.group, plan.opening, self._me, members, dial, self, reactor)
         self.p2p = P2PEngine(
             plan,
             self._me,

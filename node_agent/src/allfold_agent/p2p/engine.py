@@ -80,7 +80,9 @@ class P2PEngine(MessageMatching):
         reactor: Reactor,
     ) -> None:
         super().__init__(plan.group, workers, buffers, edge_lost)
-        self.edges = Edges(plan.group, plan.epoch, me, members, dial, self, reactor, Traffic.PAIRS)
+        self.edges = Edges(
+            plan.group, plan.opening, me, members, dial, self, reactor, Traffic.PAIRS
+        )
         self._seats = NodesOfSeats(first_epoch(plan).seats)
         self._me = me
         self._members = members

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from allfold_core.errors import InvalidArgument
-from allfold_core.schema import MAX_WORLD_SIZE, NAME_PATTERN, EpochNumber
+from allfold_core.schema import MAX_WORLD_SIZE, NAME_PATTERN, OpeningNumber
 from allfold_orchestrator import __version__, wire
 from allfold_orchestrator.http.metrics import all_nodes
 from allfold_orchestrator.http.plan_bodies import PlanBodies
@@ -186,7 +186,7 @@ async def join(group: GroupName, body: wire.JoinGroup, service: Service) -> wire
     A group that runs takes in further ranks if it was opened with ``max_world``.
     """
     seated = await service.join(group, body)
-    return wire.Joined(epoch=seated.epoch, ready=seated.ready)
+    return wire.Joined(opening=seated.opening, ready=seated.ready)
 
 
 PlanAnswer = wire.PlanComplete | wire.RunningGroup | wire.PlanWaiting
@@ -197,18 +197,20 @@ PlanAnswer = wire.PlanComplete | wire.RunningGroup | wire.PlanWaiting
     tags=["groups"],
     summary="Wait for the plan",
     response_model=PlanAnswer,
-    responses=_errors(s410="The caller is not registered in that epoch (any more)."),
+    responses=_errors(s410="The caller is not registered in that opening (any more)."),
 )
 async def plan(
     group: GroupName,
-    epoch: Annotated[EpochNumber, Query(description="As the registration answered it.")],
+    opening: Annotated[
+        OpeningNumber, Query(alias="epoch", description="As the registration answered it.")
+    ],
     session: Session,
     service: Service,
     request: Request,
     wait: Wait = 0.0,
 ) -> Response:
     """Answer once the group is complete, or when the wait is over (a long poll)."""
-    found = await service.plan(group, epoch, session, wait)
+    found = await service.plan(group, opening, session, wait)
     bodies: PlanBodies = request.app.state.plan_bodies
     return bodies.response(group, found, request.headers.get("accept-encoding", ""))
 
@@ -226,7 +228,7 @@ async def leave(
     service: Service,
     reason: Annotated[wire.LeaveReason, Query(description="Why the rank leaves.")] = "finished",
     ended: Annotated[
-        EpochNumber,
+        OpeningNumber,
         Query(description="The opening that its nodes say all others have left."),
     ] = 0,
     was_joining: Annotated[

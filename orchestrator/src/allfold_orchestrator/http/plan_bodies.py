@@ -96,7 +96,7 @@ def encode(found: Found) -> bytes:
     forming = found.forming
     assert forming is not None, "who waits for a plan has a seat in a formation"
     waiting = PlanWaiting(
-        epoch=forming.epoch,
+        opening=forming.opening,
         present=sorted(forming.seats),
         missing=forming.missing,
         gave_up=forming.gave_up,

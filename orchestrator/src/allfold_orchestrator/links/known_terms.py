@@ -89,4 +89,4 @@ class KnownTerms:
 
 def _without_seats(record: TermRecord) -> tuple[object, ...]:
     """Return the fields that differ between two records of a group, except for their seats."""
-    return record.epoch, record.term.number, record.generation, record.recall
+    return record.opening, record.term.number, record.generation, record.recall

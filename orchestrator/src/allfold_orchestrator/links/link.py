@@ -18,7 +18,7 @@ END_KNOWN_SECONDS = 15.0
 """Within so long agents know by themselves that a group is over, and have closed it."""
 
 AnnouncedTerm = tuple[int, int, int]
-"""Epoch, number and generation of the term that an agent was told of."""
+"""Opening, number and generation of the term that an agent was told of."""
 
 
 def life_is_over(how: str) -> str:
@@ -72,7 +72,7 @@ class Link:
 
     def is_due(self, group: str, record: TermRecord) -> bool:
         """Return True if the agent is to be told of this term; note that it is."""
-        told = (record.epoch, record.term.number, record.generation)
+        told = (record.opening, record.term.number, record.generation)
         if not self._is_concerned(group, record) or self.groups.get(group) == told:
             return False
         self.groups[group] = told

@@ -33,7 +33,7 @@ def make_plan(group: str, formation: Formation) -> Plan:
     params = formation.params
     return Plan(
         group=group,
-        epoch=formation.epoch,
+        opening=formation.opening,
         world_size=params.world_size,
         members=members,
         tree_order=tree_order(members),

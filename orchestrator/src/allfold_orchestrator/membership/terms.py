@@ -183,7 +183,7 @@ def register(
     Args:
         until: the end of the grace, where one begins now.
     """
-    if record is not None and report.held.epoch < record.epoch:
+    if record is not None and report.held.opening < record.opening:
         # The earlier opening is over, whatever it says of it; in the later one it may be all right.
         return Registered(recalled(record, store, until), is_out=True)
     if report.is_out:
@@ -207,7 +207,7 @@ def _with_known_seats(met: TermRecord, record: TermRecord) -> TermRecord:
 
     A node does not know all ranks that have joined on other nodes.
     """
-    if met == record or record.recall is None or met.epoch != record.epoch:
+    if met == record or record.recall is None or met.opening != record.opening:
         return met
     known = record.recall.registered & met.voters.keys()
     told = [seat for seat in record.seats if seat.node in known]
@@ -251,7 +251,7 @@ def _meet(record: TermRecord, held: TermRecord) -> TermRecord | None:
     decided. ``None`` if there are no such nodes.
     """
     mine, other = record.term, held.term
-    if held.epoch > record.epoch:
+    if held.opening > record.opening:
         return replace(held, generation=record.generation, recall=record.recall)
     if mine == other or mine.may_follow(other):
         return record

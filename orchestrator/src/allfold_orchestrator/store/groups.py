@@ -22,7 +22,6 @@ from allfold_core.errors import ServiceError
 from allfold_orchestrator.membership.group_state import (
     AgentRegistered,
     AgentRegisters,
-    Epoch,
     Event,
     Formation,
     GroupState,
@@ -30,6 +29,7 @@ from allfold_orchestrator.membership.group_state import (
     Life,
     NodeInfo,
     NodesLost,
+    Opening,
     PlanReady,
     RanksDeparted,
     Seated,
@@ -304,7 +304,7 @@ def _without_living(lost: NodesLost, nodes: Mapping[str, NodeRecord | None]) -> 
     return lost if len(over) == len(lost.lives) else replace(lost, lives=over)
 
 
-def _lives_of(held: Formation | Epoch | None, ranks: Sequence[int]) -> set[Life]:
+def _lives_of(held: Formation | Opening | None, ranks: Sequence[int]) -> set[Life]:
     """Return the nodes, with incarnations, of ranks that have given up their seats.
 
     Args:

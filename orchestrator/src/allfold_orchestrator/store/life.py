@@ -21,7 +21,7 @@ DEPARTED_SECONDS = 3600
 MAX_DEPARTED = 1_000
 IDLE_RECORD_SECONDS = 24 * 3600
 MAX_IDLE_GROUPS = 1_000
-# No agent remembers an epoch of a group for longer.
+# No agent remembers an opening of a group for longer.
 TOMBSTONE_SECONDS = 30 * 24 * 3600
 MAX_TOMBSTONES = 100_000
 MAX_INCIDENTS = 512
