@@ -31,7 +31,7 @@ def stop_before(owner: Any, name: str, when: Callable[..., bool]) -> None:
     setattr(owner, name, stopping)
 
 
-def _is_judged(*_: object, turn: str | None = None, **__: object) -> bool:
+def _is_decided(*_: object, turn: str | None = None, **__: object) -> bool:
     return turn is not None
 
 
@@ -46,7 +46,7 @@ def _is_later_term(message: messages.Down) -> bool:
 
 
 STEPS: dict[str, tuple[Any, str, Callable[..., bool]]] = {
-    "it is evicted in the store": (NodeStore, "evict", _is_judged),
+    "it is evicted in the store": (NodeStore, "evict", _is_decided),
     "its groups get a term": (Orchestrator, "clear_up", _has_lives),
     "the term is announced": (messages, "dump", _is_later_term),
 }

@@ -170,7 +170,7 @@ def test_what_a_node_said_before_its_control_link_ended_is_no_sign_of_life_after
     assert decided(detector, 1.0 + AFTER) == set()
 
 
-def test_links_that_died_together_are_judged_together() -> None:
+def test_links_that_died_together_are_decided_on_together() -> None:
     detector = FailureDetector()
     silent(detector, 0.0, A, B)
     detector.answered(0.1, B, 0.0)

@@ -41,7 +41,7 @@ def test_a_refused_dial_and_an_reporter_that_was_refused_are_proof_in_either_ord
     assert set(evicted(detector.suspected(0.1, B, A, SuspicionKind.REFUSED, MEMBERS))) == {A}
 
 
-def test_a_node_that_is_doubted_before_its_members_are_known_is_judged_when_they_are() -> None:
+def test_a_node_that_is_doubted_before_its_members_are_known_is_decided_on_when_they_are() -> None:
     detector = FailureDetector()
     detector.reached(A)
     silent(detector, 0.0, C, A)

@@ -35,13 +35,13 @@ def test_registering_again_is_fine_and_does_not_make_the_node_younger(lease_aliv
 
 @pytest.mark.parametrize("lease_alive", [True, False])
 def test_a_restarted_agent_takes_its_name_back_at_once(lease_alive: bool) -> None:
-    verdict = admit(HERE, lease_alive=lease_alive, applicant=RESTARTED)
-    assert verdict == Admission(RESTARTED, replaced=HERE.info)
+    result = admit(HERE, lease_alive=lease_alive, applicant=RESTARTED)
+    assert result == Admission(RESTARTED, replaced=HERE.info)
 
 
 def test_a_name_whose_lease_is_over_can_be_taken_from_anywhere() -> None:
-    verdict = admit(HERE, lease_alive=False, applicant=MOVED)
-    assert verdict == Admission(MOVED, replaced=HERE.info)
+    result = admit(HERE, lease_alive=False, applicant=MOVED)
+    assert result == Admission(MOVED, replaced=HERE.info)
 
 
 @pytest.mark.parametrize("applicant", [RESTARTED, MOVED])

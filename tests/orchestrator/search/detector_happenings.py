@@ -30,7 +30,7 @@ def actions(w: DetectorWorld) -> Iterator[Action]:
     yield from _faults(w)
     must = list(_messages(w))
     yield from must
-    if w.judged < w.tick and w.detector.is_due(w.now):
+    if w.decided < w.tick and w.detector.is_due(w.now):
         yield "the failure detector decides", False, DetectorWorld.decide
     elif not must and w.tick < LAST_TICK:
         yield "time passes", False, DetectorWorld.pass_time

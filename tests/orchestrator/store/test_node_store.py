@@ -94,11 +94,11 @@ async def test_what_was_decided_in_a_turn_that_is_over_changes_nothing(
 ) -> None:
     await register(store, node("a"))
     other, client = make_store(), backend.client()
-    async with store.judging.turn() as mine:
+    async with store.decisions.turn() as mine:
         await client.delete(keys.DETECTOR)  # it was stopped for longer than a turn
         with pytest.raises(TurnIsOver):
             await store.nodes.evict("a", "1", turn=mine)
-        async with other.judging.turn() as others:
+        async with other.decisions.turn() as others:
             with pytest.raises(TurnIsOver):
                 await store.nodes.evict("a", "1", turn=mine)
             assert await other.nodes.evict("a", "1", turn=others)

@@ -340,7 +340,7 @@ class ControlLinks:
     # The background task
 
     async def run(self) -> None:
-        """Announce, judge and look after the store's generation, until cancelled."""
+        """Announce terms, decide on suspects and watch the store's generation, until cancelled."""
         looked = float("-inf")
         while True:
             await self._pause()
@@ -364,7 +364,7 @@ class ControlLinks:
     async def _pause(self) -> None:
         """Wait for something to do."""
         self._wake.clear()
-        is_due = self._is_due or self._runner.has_unannounced  # while others were judged
+        is_due = self._is_due or self._runner.has_unannounced  # while suspects were decided on
         if is_due and not self._has_failed:
             return
         is_busy = self._has_failed or not self._runner.is_idle

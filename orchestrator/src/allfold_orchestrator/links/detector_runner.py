@@ -141,7 +141,7 @@ class DetectorRunner:
             self._spawn(self._look_for(life, url))
 
     async def _look_for(self, life: Life, url: str) -> None:
-        """Dial a node until it answers, or refuses, or is judged: one that dies resets at first."""
+        """Dial a suspect until it answers, refuses or is decided on; a dying one first resets."""
         while await self._dial_once(life, url) is Dialled.SILENT:
             await asyncio.sleep(REDIAL_SECONDS)
             if life not in self.detector.suspected_lives:
@@ -187,7 +187,7 @@ class DetectorRunner:
             if lease is not None and lease != self._leases.get(life, lease):
                 self.execute(self.detector.answered(monotonic(), life, float("inf")))
 
-    # Verdicts
+    # Decisions
 
     async def decide_if_due(self) -> None:
         """Decide what is due, if it is this replica's turn, and carry it out."""
@@ -195,7 +195,7 @@ class DetectorRunner:
         await self._listen_to_others()
         now = monotonic()
         if self.detector.is_due(now) and self.detector.is_due(now, self._protected()):
-            async with self._store.judging.turn() as turn:
+            async with self._store.decisions.turn() as turn:
                 if turn is not None:
                     await self._decide(turn)
         await self._carry_out([*self._proven.values()])
@@ -228,7 +228,7 @@ class DetectorRunner:
         await self._carry_out(evictions, turn)
 
     async def _groups_concerned(self) -> set[str]:
-        """Return the groups of those who may be judged, and no others: a turn is short."""
+        """Return the groups of the lives in question, and no others: a turn is short."""
         lives = self.detector.lives_in_question
         seated = await asyncio.gather(*(self._store.nodes.groups_of(*life) for life in lives))
         return set[str]().union(*seated, *map(self._terms.groups_of, lives))
@@ -285,7 +285,9 @@ class DetectorRunner:
             if await self._store.nodes.evict(*life, how, turn=turn):
                 log.warning("node lost: %s", how, extra={"node": life[0]})
         except TurnIsOver:
-            log.info("node %s is judged again: the turn of this replica was over before", life[0])
+            log.info(
+                "node %s is decided on again: the turn of this replica was over before", life[0]
+            )
             return False
         return True
 

@@ -206,7 +206,7 @@ class FailureDetector:
 
     @property
     def lives_in_question(self) -> set[Life]:
-        """The lives that may be judged: the suspects, and both ends of silent links."""
+        """The lives that a decision may evict: the suspects, and both ends of silent links."""
         return self.suspected_lives.union(*self._links)
 
     @property
@@ -220,7 +220,7 @@ class FailureDetector:
             suspect.due
             for life, suspect in self._suspects.items()
             if life not in protected
-            or not suspect.suspicions  # it is not judged, and need not stay open
+            or not suspect.suspicions  # there is nothing to decide, and it need not stay open
         )
         aside = self._looked_for.union(protected)
         links = (link.due for pair, link in self._links.items() if not aside.intersection(pair))
@@ -317,7 +317,7 @@ class FailureDetector:
 
     @property
     def _looked_for(self) -> set[Life]:
-        """The lives of which a sign is waited for: their links are not judged before."""
+        """The lives of which a sign is awaited: their links are not decided on before."""
         return {
             life
             for life, suspect in self._suspects.items()

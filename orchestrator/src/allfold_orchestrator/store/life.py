@@ -1,4 +1,4 @@
-"""The store's life and clock, and the turns in which replicas judge the lives of nodes."""
+"""The store's life and clock, its retention, and the replicas' turns to decide on suspects."""
 
 from __future__ import annotations
 
@@ -124,8 +124,8 @@ class TurnIsOver(Exception):
     """A replica was stopped in its turn: another one may have decided meanwhile, and otherwise."""
 
 
-class Judging:
-    """Taken in turns, so that one dead link, judged at two replicas, costs one node and not two."""
+class DecisionTurns:
+    """The replicas' turns to decide: two at once might evict both ends of one dead link."""
 
     def __init__(self, client: Client) -> None:
         self._client = client

@@ -103,20 +103,20 @@ class NodeStore:
             ]
             existing = [None if isinstance(each, AllfoldError) else each for each in found]
             alive = await self._leases_alive(pipe, existing, now)
-            verdicts = [
+            results = [
                 each
                 if isinstance(each, AllfoldError)
                 else admit(each, lease_alive=lease_alive, applicant=applicant)
                 for each, lease_alive, applicant in zip(found, alive, applicants, strict=True)
             ]
             pipe.multi()
-            for verdict in verdicts:
-                if isinstance(verdict, Admission):
-                    self._queue_admission(pipe, verdict, now)
+            for result in results:
+                if isinstance(result, Admission):
+                    self._queue_admission(pipe, result, now)
             await pipe.execute()
-        admissions = [v for v in verdicts if isinstance(v, Admission)]
+        admissions = [each for each in results if isinstance(each, Admission)]
         self.ended[RESTARTED] += sum(each.replaced is not None for each in admissions)
-        return [v.replaced if isinstance(v, Admission) else v for v in verdicts]
+        return [each.replaced if isinstance(each, Admission) else each for each in results]
 
     def _queue_admission(self, pipe: Pipeline, admission: Admission, now: float) -> None:
         info, replaced = admission.record.info, admission.replaced
@@ -209,7 +209,7 @@ class NodeStore:
 
         Args:
             how: its end is known; kept for those who were in a group with it.
-            turn: in which that was decided, see :class:`Judging`.
+            turn: in which that was decided, see :class:`DecisionTurns`.
 
         Raises:
             TurnIsOver: nothing has changed, as it may have been decided otherwise meanwhile.
