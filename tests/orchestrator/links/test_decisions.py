@@ -19,7 +19,7 @@ from allfold_orchestrator.links.known_terms import KnownTerms
 from allfold_orchestrator.links.link import Connected
 from allfold_orchestrator.membership import failure_detector
 from allfold_orchestrator.membership.group_state import Life
-from allfold_orchestrator.membership.suspects import Evict, SuspicionKind
+from allfold_orchestrator.membership.suspects import Evict
 from tests.orchestrator.conftest import MakeStore
 from tests.orchestrator.fake_agent import FakeAgent, Replica, agents, replica
 from tests.orchestrator.links.test_known_terms import record
@@ -123,7 +123,7 @@ async def test_a_life_ends_also_in_a_group_that_members_bring_back_while_it_is_e
         ended.append(groups)
         if len(ended) == 1:
             terms.replace("train", record(a="1", b="1"))
-            runner.suspect(("a", "1"), ("b", "1"), SuspicionKind.REFUSED, terms.lives, 0.0)
+            runner.suspect(("a", "1"), ("b", "1"), "refused", terms.lives, 0.0)
 
     refuses = AsyncMock(return_value=Dialled.REFUSED)
     parts = Mock(clear_up=clear_up), terms, Connected(), refuses, AsyncMock(), Event()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from allfold_orchestrator.membership.failure_detector import FailureDetector
 from allfold_orchestrator.membership.group_state import Life
-from allfold_orchestrator.membership.suspects import Evict, SuspicionKind
+from allfold_orchestrator.membership.suspects import Evict
 from tests.orchestrator.detectors import (
     AFTER,
     MEMBERS,
@@ -203,7 +203,7 @@ def test_a_link_that_dies_after_the_window_is_a_matter_of_its_own() -> None:
 
 def test_a_link_is_waited_for_longer_if_the_reporter_is_late_itself() -> None:
     detector = FailureDetector()
-    detector.suspected(0.0, A, B, SuspicionKind.SILENT, MEMBERS, lag=0.3)
+    detector.suspected(0.0, A, B, "silent", MEMBERS, lag=0.3)
     detector.answered(0.1, B, 0.0)
     detector.told(AFTER, A, {B: 2.0})
     assert decided(detector, AFTER, "a") == set()

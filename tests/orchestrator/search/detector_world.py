@@ -11,9 +11,10 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Self
 
+from allfold_core.survival.suspicion import SuspicionKind
 from allfold_core.survival.term_record import Life
 from allfold_orchestrator.membership.failure_detector import FailureDetector
-from allfold_orchestrator.membership.suspects import Ask, Evict, Instruction, Probe, SuspicionKind
+from allfold_orchestrator.membership.suspects import Ask, Evict, Instruction, Probe
 from tests.orchestrator.search.detector_value import copy_of, key_of
 from tests.support.state_search import Violation
 
@@ -253,21 +254,19 @@ class DetectorWorld:
     def call_stuck(self, by: str, node: str) -> None:
         self.called_stuck |= {(by, node)}
         members = [life(each) for each in self.members()]
-        self.follow(
-            self.detector.suspected(self.now, life(by), life(node), SuspicionKind.STUCK, members)
-        )
+        self.follow(self.detector.suspected(self.now, life(by), life(node), "stuck", members))
 
     def go_on(self, by: str, node: str) -> None:
         self.called_stuck -= {(by, node)}
-        self.detector.withdrawn(life(by), life(node), SuspicionKind.STUCK)
+        self.detector.withdrawn(life(by), life(node), "stuck")
 
     def take_back(self, by: str, node: str) -> None:
         self.back -= {(by, node)}
-        self.detector.withdrawn(life(by), life(node), SuspicionKind.SILENT)
+        self.detector.withdrawn(life(by), life(node), "silent")
 
     def blame(self, by: str, node: str) -> None:
         self.blamed[node] = self.tick
-        self.suspect(by, node, SuspicionKind.SILENT)
+        self.suspect(by, node, "silent")
 
     def decide(self) -> None:
         self.decided = self.tick

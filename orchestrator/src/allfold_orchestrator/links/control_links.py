@@ -28,7 +28,6 @@ from allfold_orchestrator.membership.group_state import (
     LossShown,
 )
 from allfold_orchestrator.membership.reports import term_record
-from allfold_orchestrator.membership.suspects import SuspicionKind
 from allfold_orchestrator.service import Orchestrator
 from allfold_orchestrator.store.store import Store
 
@@ -145,7 +144,7 @@ class ControlLinks:
             case messages.Told():
                 await self._keep_incident(link, message.incident)
             case messages.Withdraw():
-                suspected, kind = (message.node, message.incarnation), SuspicionKind(message.kind)
+                suspected, kind = (message.node, message.incarnation), message.kind
                 self._runner.detector.withdrawn(link.life, suspected, kind)
             case messages.Alive() | messages.Ask():
                 pass  # no answer to a probe of this replica; a request, which another part takes
@@ -232,9 +231,9 @@ class ControlLinks:
                 await self._take_up(group)
         members = self._terms.members_with(suspected)
         if link.life in members and suspected != link.life:
-            kind, by = SuspicionKind(suspicion.kind), link.life
+            kind, by = suspicion.kind, link.life
             facts = {"node": suspected[0], "by": by[0], "seconds": round(suspicion.since, 3)}
-            log.info("node suspected: %s", kind.value, extra=facts)
+            log.info("node suspected: %s", kind, extra=facts)
             self._runner.suspect(by, suspected, kind, members, suspicion.lag)
 
     # Terms

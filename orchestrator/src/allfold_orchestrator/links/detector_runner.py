@@ -10,6 +10,7 @@ from time import monotonic
 
 from allfold_control import messages
 from allfold_core.errors import ServiceError
+from allfold_core.survival.suspicion import SuspicionKind
 from allfold_core.survival.term_record import TermRecord
 from allfold_orchestrator.links.dial import Dialled
 from allfold_orchestrator.links.known_terms import KnownTerms
@@ -23,7 +24,6 @@ from allfold_orchestrator.membership.suspects import (
     Evict,
     Instruction,
     Probe,
-    SuspicionKind,
 )
 from allfold_orchestrator.membership.terms import may_evict
 from allfold_orchestrator.service import Orchestrator

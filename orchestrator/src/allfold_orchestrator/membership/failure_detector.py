@@ -15,7 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from allfold_core.survival.suspicion import LONGEST_PATIENCE_SECONDS, PATIENCE_SECONDS
+from allfold_core.survival.suspicion import (
+    LONGEST_PATIENCE_SECONDS,
+    PATIENCE_SECONDS,
+    SuspicionKind,
+)
 from allfold_orchestrator.membership.eviction_set import Link, eviction_set_of_some
 from allfold_orchestrator.membership.evidence import Evidence
 from allfold_orchestrator.membership.group_state import Life
@@ -29,7 +33,6 @@ from allfold_orchestrator.membership.suspects import (
     Probe,
     SilentLink,
     SuspectedLife,
-    SuspicionKind,
 )
 
 CONFIRM_SECONDS = 0.5
@@ -73,18 +76,18 @@ class FailureDetector:
         """
         suspect = self._open(now, life, lag)
         until = now + self._confirm(life, now) + lag
-        if kind is SuspicionKind.STUCK:
+        if kind == "stuck":
             suspect.stuck_until = max(suspect.stuck_until, until)
         elif not suspect.is_missed:
             suspect.wait_for_life(until)
         suspect.add(reporter, kind)
-        if kind is not SuspicionKind.STUCK:
+        if kind != "stuck":
             self._links.setdefault((reporter, life), SilentLink(now, until, lag))
         return self._proof(life, suspect) or [Probe(life, self._others(life, reporter, members))]
 
     def withdrawn(self, reporter: Life, life: Life, kind: SuspicionKind) -> None:
         """A reporter takes back what it has said: the node was heard, or does its part again."""
-        if kind is not SuspicionKind.STUCK:
+        if kind != "stuck":
             self._links.pop((reporter, life), None)
         suspect = self._suspects.get(life)
         if suspect is None:

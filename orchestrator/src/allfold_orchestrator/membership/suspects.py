@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 
-from allfold_core.survival.suspicion import CLEARED_SECONDS
+from allfold_core.survival.suspicion import CLEARED_SECONDS, SuspicionKind
 from allfold_orchestrator.membership.group_state import Life
 
 ASK_AHEAD_SECONDS = 0.15
@@ -15,20 +14,12 @@ HEAR_SECONDS = 0.3
 """A node that has just gone on is heard within this time: as many pings as make it silent."""
 
 
-class SuspicionKind(Enum):
-    """The kind of a suspicion of one node by another."""
-
-    REFUSED = "refused"
-    SILENT = "silent"
-    STUCK = "stuck"
-
-
-_DISPROVED_BY_LIFE = frozenset({SuspicionKind.REFUSED, SuspicionKind.SILENT})
+_DISPROVED_BY_LIFE: frozenset[SuspicionKind] = frozenset({"refused", "silent"})
 # The nodes that have suspected it follow.
-_IN_WORDS = {
-    SuspicionKind.REFUSED: "refused connections of",
-    SuspicionKind.SILENT: "was silent to",
-    SuspicionKind.STUCK: "did not do its part for",
+_IN_WORDS: dict[SuspicionKind, str] = {
+    "refused": "refused connections of",
+    "silent": "was silent to",
+    "stuck": "did not do its part for",
 }
 
 
@@ -107,7 +98,7 @@ class SuspectedLife(Open):
     @property
     def due(self) -> float:
         """Return when there is something to decide."""
-        if SuspicionKind.STUCK not in self.kinds:
+        if "stuck" not in self.kinds:
             return self.until
         return min(self.until, self.stuck_until) if self.is_missed else self.stuck_until
 
@@ -121,7 +112,7 @@ class SuspectedLife(Open):
 
     def withdraw(self, reporter: Life, kind: SuspicionKind) -> None:
         """Take suspicions of a reporter back; what was heard is neither."""
-        withdrawn = {kind} if kind is SuspicionKind.STUCK else _DISPROVED_BY_LIFE
+        withdrawn = {kind} if kind == "stuck" else _DISPROVED_BY_LIFE
         left = self.suspicions.pop(reporter, set()) - withdrawn
         if left:
             self.suspicions[reporter] = left
@@ -133,9 +124,7 @@ class SuspectedLife(Open):
         """
         disproved = [each for each, said in self.suspicions.items() if said & _DISPROVED_BY_LIFE]
         self.suspicions = {
-            each: {SuspicionKind.STUCK}
-            for each, said in self.suspicions.items()
-            if SuspicionKind.STUCK in said
+            each: {"stuck"} for each, said in self.suspicions.items() if "stuck" in said
         }
         self.dial_refused = False
         return disproved
@@ -153,12 +142,12 @@ class SuspectedLife(Open):
     @property
     def is_refused_twice(self) -> bool:
         """True if a second path confirms what this replica found itself."""
-        return self.dial_refused and (self.link_ended or SuspicionKind.REFUSED in self.kinds)
+        return self.dial_refused and (self.link_ended or "refused" in self.kinds)
 
     @property
     def is_refused_to_all(self) -> bool:
         """True if those who were linked to the node are refused now, as this replica is."""
-        return self.dial_refused and SuspicionKind.REFUSED in self.kinds
+        return self.dial_refused and "refused" in self.kinds
 
     @property
     def is_suspected(self) -> bool:
@@ -168,7 +157,7 @@ class SuspectedLife(Open):
     @property
     def how(self) -> str:
         """Return what the node did, as a message says it after the node's name."""
-        if self.kinds == {SuspicionKind.STUCK}:
+        if self.kinds == {"stuck"}:
             return f"was stuck: it answered {self._reporters()}, but did not do its part"
         said = [
             f"{words} {self._reporters(kind)}"
