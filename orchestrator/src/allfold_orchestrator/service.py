@@ -12,7 +12,7 @@ from allfold_core.errors import AllfoldError, InvalidArgument, LocalError, Servi
 from allfold_core.plan import Plan
 from allfold_core.schedules.registry import parse_overrides
 from allfold_core.survival.term_record import TermRecord
-from allfold_orchestrator import wire
+from allfold_orchestrator import bodies
 from allfold_orchestrator.draining import drain
 from allfold_orchestrator.incidents import IncidentLog
 from allfold_orchestrator.membership.group_state import (
@@ -73,7 +73,7 @@ class Orchestrator:
 
     # Nodes
 
-    async def register_node(self, request: wire.RegisterNode) -> list[str]:
+    async def register_node(self, request: bodies.RegisterNode) -> list[str]:
         """Register a node, after the seats of its earlier incarnations were freed.
 
         Returns the data addresses of some other nodes that registered lately.
@@ -113,7 +113,7 @@ class Orchestrator:
             raise Refusal(404, LocalError(f"there is no node {node}", node=node))
         await self._end(node, record.info.incarnation, REMOVED)
 
-    async def drain_node(self, node: str) -> wire.Draining:
+    async def drain_node(self, node: str) -> bodies.Draining:
         """Tell a node to drain; see :func:`allfold_orchestrator.draining.drain`."""
         return await drain(self._store, node)
 
@@ -123,13 +123,13 @@ class Orchestrator:
         await self.clear_up([(node, incarnation)])
         await self.incidents.reporter_left(node)
 
-    async def nodes(self, after: str, limit: int) -> wire.NodeList:
+    async def nodes(self, after: str, limit: int) -> bodies.NodeList:
         """Return the next ``limit`` nodes behind the name ``after``."""
         now, lease = self._store.clock.now(), self._store.nodes.lease_seconds
         names, more = _page(await self._store.nodes.names(), after, limit)
         statuses = await self._store.nodes.statuses(names)
         views = [node_view(status, now=now, lease_seconds=lease) for status in statuses]
-        return wire.NodeList(nodes=views, next=names[-1] if more else None)
+        return bodies.NodeList(nodes=views, next=names[-1] if more else None)
 
     async def clear_up(
         self,
@@ -175,7 +175,7 @@ class Orchestrator:
 
     # Ranks
 
-    async def join(self, group: str, request: wire.JoinGroup) -> Seated:
+    async def join(self, group: str, request: bodies.JoinGroup) -> Seated:
         """Give a rank its seat.
 
         Raises:
@@ -232,7 +232,7 @@ class Orchestrator:
 
     # Groups
 
-    async def groups(self, after: str, limit: int) -> wire.GroupList:
+    async def groups(self, after: str, limit: int) -> bodies.GroupList:
         """Return the next ``limit`` groups with a record behind the name ``after``."""
         views = []
         names, more = _page(await self._store.groups.names(), after, limit)
@@ -249,9 +249,9 @@ class Orchestrator:
                 await self._store.groups.prune(name)
             else:
                 views.append(group_view(state, self._store.clock.now()))
-        return wire.GroupList(groups=views, next=names[-1] if more else None)
+        return bodies.GroupList(groups=views, next=names[-1] if more else None)
 
-    async def group(self, group: str) -> wire.GroupView:
+    async def group(self, group: str) -> bodies.GroupView:
         """Return one group; raises ``Refusal`` (404) if there is none of this name."""
         state = await self._store.groups.read(group)
         if state == GroupState(group):
@@ -302,7 +302,7 @@ def _canonical(strategies: dict[str, str]) -> dict[str, str]:
     return dict(sorted(canonical.items()))
 
 
-def _info(request: wire.RegisterNode) -> NodeInfo:
+def _info(request: bodies.RegisterNode) -> NodeInfo:
     return NodeInfo(
         node=request.node,
         incarnation=request.incarnation,

@@ -7,16 +7,7 @@ from typing import Any
 
 from allfold_core.group_options import NAMES
 from allfold_core.survival.term_record import TermRecord
-from allfold_orchestrator.membership.group_state import (
-    Formation,
-    GroupState,
-    Opening,
-    RankSeat,
-    Reason,
-)
-from allfold_orchestrator.membership.joining import holders
-from allfold_orchestrator.store.node_store import NodeStatus
-from allfold_orchestrator.wire import (
+from allfold_orchestrator.bodies import (
     GroupView,
     NodeLost,
     NodeView,
@@ -26,6 +17,15 @@ from allfold_orchestrator.wire import (
     RankPlace,
     TermView,
 )
+from allfold_orchestrator.membership.group_state import (
+    Formation,
+    GroupState,
+    Opening,
+    RankSeat,
+    Reason,
+)
+from allfold_orchestrator.membership.joining import holders
+from allfold_orchestrator.store.node_store import NodeStatus
 
 _NO_PARAMS: dict[str, Any] = {**dict.fromkeys(("world_size", *NAMES)), "strategies": {}}
 

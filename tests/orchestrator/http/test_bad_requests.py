@@ -10,9 +10,9 @@ import pytest
 from starlette.types import Message
 
 from allfold_core.group_options import NAMES, GroupOptions
+from allfold_orchestrator.bodies import JoinGroup
 from allfold_orchestrator.http import request_limits
 from allfold_orchestrator.http.request_limits import BodyLimit
-from allfold_orchestrator.wire import JoinGroup
 from tests.orchestrator.api_client import ApiClient, error_of
 from tests.support.waiting import within
 

@@ -18,13 +18,13 @@ from pydantic import Field, ValidationError
 from allfold_control import messages
 from allfold_core.errors import AllfoldError, ServiceError
 from allfold_core.schema import MESSAGE, Name, OpeningNumber, Rank
+from allfold_orchestrator.bodies import JoinGroup, LeaveReason
 from allfold_orchestrator.http.plan_bodies import PlanBodies
 from allfold_orchestrator.links.link import Link
 from allfold_orchestrator.membership.group_state import Leave, Reason
 from allfold_orchestrator.plan_waits import RECHECK_MAX_AGE
 from allfold_orchestrator.service import Orchestrator
 from allfold_orchestrator.store.failures import Refusal
-from allfold_orchestrator.wire import JoinGroup, LeaveReason
 from allfold_service.answers import invalid_request
 
 log = logging.getLogger(__name__)

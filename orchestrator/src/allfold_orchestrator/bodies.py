@@ -1,4 +1,4 @@
-"""The JSON messages of the control plane: requests, checked strictly, and answers."""
+"""The bodies of REST: requests, checked strictly, and answers."""
 
 from __future__ import annotations
 
