@@ -135,7 +135,7 @@ class Installed:
 
 @dataclass(slots=True)
 class OpenLane:
-    """Let ops go by the short lane from this one on, on all nodes of the epoch."""
+    """Open the short lane for ops from ``first`` on, on all nodes of the epoch."""
 
     first: int
 

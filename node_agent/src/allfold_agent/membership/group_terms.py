@@ -227,7 +227,7 @@ class GroupTerms:
         return record.term.joined[record.term.voters.index(self._node)]
 
     def disown(self, group: str, record: TermRecord) -> None:
-        """Let the orchestrator know that this node is not in a group, whatever its term says."""
+        """Report to the orchestrator that this node is not in a group, whatever its term says."""
         self._disowned[group] = record
         self.register()
 

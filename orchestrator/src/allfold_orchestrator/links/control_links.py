@@ -323,7 +323,7 @@ class ControlLinks:
         )
 
     def _recall_if_new(self, life: StoreLife) -> None:
-        """Let all agents register again if the store has begun another generation."""
+        """Ask all agents to register again if the store has begun another generation."""
         if life.generation <= self._generation:
             return
         self._generation = life.generation
@@ -372,7 +372,7 @@ class ControlLinks:
                 await self._wake.wait()
 
     def close(self) -> None:
-        """Let go of everything; the process ends."""
+        """Close all links and stop the failure detector; the process ends."""
         self._runner.close()
         for link in self._links.values():
             link.close()

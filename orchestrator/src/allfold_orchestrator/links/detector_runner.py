@@ -106,7 +106,7 @@ class DetectorRunner:
             self._lag_watch = self._spawn(self._watch_lag())
 
     async def _watch_lag(self) -> None:
-        """Let it wait longer by as much as this process is late itself, or was frozen."""
+        """Extend the detector's waits by as much as this process itself is late, or was frozen."""
         while not self.is_idle:
             begun = monotonic()
             await asyncio.sleep(TICK_SECONDS)
@@ -167,7 +167,7 @@ class DetectorRunner:
         return info is not None and info.incarnation != life[1] and info.control_url == url
 
     async def _ask_all_replicas(self) -> None:
-        """Let the suspect be probed on their links, whichever replica has them.
+        """Ask every replica to probe the suspects on the links that it has.
 
         The lease is read first: whatever extends it from then on is a sign of life.
         """

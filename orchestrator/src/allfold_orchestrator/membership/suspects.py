@@ -64,7 +64,7 @@ class SilentLink(Open):
     is_asked: bool = False
 
     def listen_again(self, now: float) -> None:
-        """Let the reporter listen to the other end, which lives now; its word may be older."""
+        """Wait once more for the reporter: the other end lives now, and its word may be older."""
         self.until = max(self.until, now + HEAR_SECONDS + self.lag)
         self.is_asked = False
 
@@ -186,7 +186,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Have a reporter say at once if it has heard the suspect meanwhile."""
+    """Ask a reporter to say at once if it has heard the suspect meanwhile."""
 
     reporter: Life
     suspected: Life
