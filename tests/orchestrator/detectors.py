@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from allfold_core.survival.term_record import Life
 from allfold_orchestrator.membership.failure_detector import CONFIRM_SECONDS, FailureDetector
-from allfold_orchestrator.membership.group_state import Life
 from allfold_orchestrator.membership.suspects import Evict, Instruction
 
 A, B, C, D = ((name, "1") for name in "abcd")

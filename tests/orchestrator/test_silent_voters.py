@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from allfold_core.survival.term_record import Registration
+from allfold_core.survival.term_record import Life, Registration
 from allfold_orchestrator import sweeper
 from allfold_orchestrator.membership.group_state import (
     AgentRegisters,
     Leave,
-    Life,
     Reason,
 )
 from allfold_orchestrator.membership.reports import term_record

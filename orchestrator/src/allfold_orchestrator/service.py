@@ -11,7 +11,7 @@ from dataclasses import replace
 from allfold_core.errors import AllfoldError, InvalidArgument, LocalError, ServiceError
 from allfold_core.plan import Plan
 from allfold_core.schedules.registry import parse_overrides
-from allfold_core.survival.term_record import TermRecord
+from allfold_core.survival.term_record import Life, TermRecord
 from allfold_orchestrator import bodies
 from allfold_orchestrator.draining import drain
 from allfold_orchestrator.incidents import IncidentLog
@@ -22,7 +22,6 @@ from allfold_orchestrator.membership.group_state import (
     Instruction,
     Join,
     Leave,
-    Life,
     LinkSettings,
     NodeHolds,
     NodeInfo,

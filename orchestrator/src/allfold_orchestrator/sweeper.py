@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from allfold_core.errors import ServiceError
-from allfold_core.survival.term_record import TermRecord
-from allfold_orchestrator.membership.group_state import GroupState, Life
+from allfold_core.survival.term_record import Life, TermRecord
+from allfold_orchestrator.membership.group_state import GroupState
 from allfold_orchestrator.membership.nodes import ABANDONED, LEASE_ENDED
 from allfold_orchestrator.membership.terms import may_evict
 from allfold_orchestrator.service import Orchestrator

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from allfold_core.survival.term_record import Life
 from allfold_orchestrator.membership.failure_detector import FailureDetector
-from allfold_orchestrator.membership.group_state import Life
 from allfold_orchestrator.membership.suspects import Evict
 from tests.orchestrator.detectors import (
     AFTER,

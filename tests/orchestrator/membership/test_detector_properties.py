@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from allfold_core.survival.term_record import Life
 from allfold_orchestrator.membership.failure_detector import CONFIRM_SECONDS, FailureDetector
-from allfold_orchestrator.membership.group_state import Life
 from tests.orchestrator.detectors import MEMBERS, RANKS, evicted
 
 EVENTS = st.lists(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from allfold_core.survival.suspicion import SuspicionKind
-from allfold_orchestrator.membership.group_state import Life
+from allfold_core.survival.term_record import Life
 from allfold_orchestrator.membership.suspects import SuspectedLife
 
 A, B, C = ((name, "1") for name in "abc")

@@ -23,15 +23,13 @@ from allfold_core.survival.suspicion import (
     Suspicion,
     SuspicionKind,
 )
+from allfold_core.survival.term_record import Life
 
 log = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.05
 # While no link is wanted.
 _IDLE_SECONDS = 0.5
-
-Life = tuple[str, str]
-"""A node and its incarnation."""
 
 
 class SuspicionReporter(Protocol):

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from allfold_control import messages
 from allfold_core.errors import ServiceError
-from allfold_core.survival.term_record import Registration, StoreLife, TermRecord
+from allfold_core.survival.term_record import Life, Registration, StoreLife, TermRecord
 from allfold_orchestrator.links.detector_runner import TICK_SECONDS, DetectorRunner, Dial
 from allfold_orchestrator.links.dial import dial
 from allfold_orchestrator.links.known_terms import KnownTerms
@@ -24,7 +24,6 @@ from allfold_orchestrator.links.link import Connected, Link
 from allfold_orchestrator.membership.group_state import (
     AgentRegistered,
     AgentRegisters,
-    Life,
     LossShown,
 )
 from allfold_orchestrator.membership.reports import term_record

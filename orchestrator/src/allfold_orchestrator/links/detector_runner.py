@@ -11,12 +11,11 @@ from time import monotonic
 from allfold_control import messages
 from allfold_core.errors import ServiceError
 from allfold_core.survival.suspicion import SuspicionKind
-from allfold_core.survival.term_record import TermRecord
+from allfold_core.survival.term_record import Life, TermRecord
 from allfold_orchestrator.links.dial import Dialled
 from allfold_orchestrator.links.known_terms import KnownTerms
 from allfold_orchestrator.links.link import Connected
 from allfold_orchestrator.membership.failure_detector import FailureDetector
-from allfold_orchestrator.membership.group_state import Life
 from allfold_orchestrator.membership.reports import term_record
 from allfold_orchestrator.membership.suspects import (
     Ask,

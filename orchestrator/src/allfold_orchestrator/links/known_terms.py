@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable
 
-from allfold_core.survival.term_record import TermRecord
-from allfold_orchestrator.membership.group_state import Life
+from allfold_core.survival.term_record import Life, TermRecord
 from allfold_orchestrator.membership.terms import may_evict
 
 

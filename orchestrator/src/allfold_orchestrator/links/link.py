@@ -8,8 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from allfold_control.messages import Probe, Registered, dump
-from allfold_core.survival.term_record import TermRecord
-from allfold_orchestrator.membership.group_state import Life
+from allfold_core.survival.term_record import Life, TermRecord
 
 MAX_WAITING = 4096
 """Messages that an agent has not taken yet; one that lags further behind links anew."""

@@ -20,9 +20,9 @@ from allfold_core.survival.suspicion import (
     PATIENCE_SECONDS,
     SuspicionKind,
 )
+from allfold_core.survival.term_record import Life
 from allfold_orchestrator.membership.eviction_set import Link, eviction_set_of_some
 from allfold_orchestrator.membership.evidence import Evidence
-from allfold_orchestrator.membership.group_state import Life
 from allfold_orchestrator.membership.suspects import (
     Ask,
     Cleared,

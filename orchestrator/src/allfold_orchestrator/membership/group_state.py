@@ -16,8 +16,7 @@ from typing import Any, Self
 from allfold_core.errors import AllfoldError
 from allfold_core.group_options import GroupOptions
 from allfold_core.plan import Plan
-from allfold_core.survival.term_record import Life as Life
-from allfold_core.survival.term_record import Registration, StoreLife, TermRecord
+from allfold_core.survival.term_record import Life, Registration, StoreLife, TermRecord
 from allfold_orchestrator.membership.rank_map import RankMap
 
 

@@ -13,14 +13,13 @@ from dataclasses import dataclass, field, replace
 from allfold_core.errors import AllfoldError, GroupFull, RegisterParamsMismatch, ServiceError
 from allfold_core.schema import work_together
 from allfold_core.survival.records import Seat
-from allfold_core.survival.term_record import TermRecord, Voter
+from allfold_core.survival.term_record import Life, TermRecord, Voter
 from allfold_core.verdict import counted
 from allfold_orchestrator.membership.group_state import (
     GroupParams,
     GroupState,
     Join,
     Leave,
-    Life,
     NodeInfo,
     Opening,
     Outcome,

@@ -14,6 +14,7 @@ from itertools import chain
 
 from allfold_core.errors import AllfoldError
 from allfold_core.survival.plans import first_record
+from allfold_core.survival.term_record import Life
 from allfold_orchestrator.membership.group_state import (
     AgentRegisters,
     Event,
@@ -23,7 +24,6 @@ from allfold_orchestrator.membership.group_state import (
     Instruction,
     Join,
     Leave,
-    Life,
     NodesLost,
     Opening,
     Outcome,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from allfold_core.survival.suspicion import CLEARED_SECONDS, SuspicionKind
-from allfold_orchestrator.membership.group_state import Life
+from allfold_core.survival.term_record import Life
 
 ASK_AHEAD_SECONDS = 0.15
 """A reporter is asked so long before its suspicion is decided: it pings once more, and answers."""

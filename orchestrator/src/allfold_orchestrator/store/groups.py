@@ -19,6 +19,7 @@ from time import monotonic
 from redis.exceptions import WatchError
 
 from allfold_core.errors import ServiceError
+from allfold_core.survival.term_record import Life
 from allfold_orchestrator.membership.group_state import (
     AgentRegistered,
     AgentRegisters,
@@ -26,7 +27,6 @@ from allfold_orchestrator.membership.group_state import (
     Formation,
     GroupState,
     Instruction,
-    Life,
     NodeInfo,
     NodesLost,
     Opening,

@@ -11,7 +11,8 @@ from functools import partial
 from typing import Any
 
 from allfold_core.errors import AllfoldError, ServiceError
-from allfold_orchestrator.membership.group_state import Life, NodeInfo
+from allfold_core.survival.term_record import Life
+from allfold_orchestrator.membership.group_state import NodeInfo
 from allfold_orchestrator.membership.nodes import (
     LEASE_ENDED,
     RESTARTED,
