@@ -164,11 +164,11 @@ class ControlLinks:
         for held in request.groups:
             link.groups.setdefault(held.group, None)
             while True:
-                said = await self._report(link.life, request, held, life)
-                if not isinstance(said, LossShown):
+                outcome = await self._report(link.life, request, held, life)
+                if not isinstance(outcome, LossShown):
                     break
-                life = await self._store.lives.outgrow(max(said.reported, life.generation))
-            if said.is_out:
+                life = await self._store.lives.outgrow(max(outcome.reported, life.generation))
+            if outcome.is_out:
                 out.append(held.group)
         link.generation = life.generation
         link.groups = dict.fromkeys(link.groups)  # it drops what comes before this answer
@@ -187,14 +187,16 @@ class ControlLinks:
         report = Registration(node, request.generation, held.record, held.is_out)
         until = self._store.clock.now() + self._store.nodes.lease_seconds
         try:
-            said = await self._store.groups.submit(held.group, AgentRegisters(report, life, until))
+            outcomes = await self._store.groups.submit(
+                held.group, AgentRegisters(report, life, until)
+            )
         except ServiceError as error:
             if not error.details.get("unreadable"):
                 raise
             return AgentRegistered(is_out=False)  # for all that is known
-        for each in said or ():
-            if isinstance(each, AgentRegistered | LossShown):
-                return each
+        for outcome in outcomes or ():
+            if isinstance(outcome, AgentRegistered | LossShown):
+                return outcome
         raise AssertionError("a report is always answered")
 
     async def _beat(self, link: Link, beat: messages.Beat) -> None:

@@ -74,15 +74,15 @@ def step(state: GroupState, event: Event) -> Outcome:
     if isinstance(event, Join):
         return _join(state, event)
     if isinstance(event, Leave):
-        left, said = _leave(state, event)
-        return without_node_of(state, left, event), said
+        left, outcomes = _leave(state, event)
+        return without_node_of(state, left, event), outcomes
     if isinstance(event, NodesLost):
         return _nodes_lost(state, event)
     if isinstance(event, AgentRegisters):
-        state, said = agent_registers(state, event)
+        state, outcomes = agent_registers(state, event)
         state, freed = _end_formation_beside(state)
         state, completed = _complete_if_possible(state, event.store.generation)
-        return state, said + freed + completed
+        return state, outcomes + freed + completed
     return node_holds(state, event)
 
 

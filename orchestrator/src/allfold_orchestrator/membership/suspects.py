@@ -107,24 +107,24 @@ class SuspectedLife(Open):
         self.until, self.is_asked = max(self.until, until), False
 
     def add(self, reporter: Life, kind: SuspicionKind) -> None:
-        """Add what a node is suspected of, to what it is suspected of by the same one already."""
+        """Add a suspicion to those of the same reporter."""
         self.suspicions.setdefault(reporter, set()).add(kind)
 
     def withdraw(self, reporter: Life, kind: SuspicionKind) -> None:
-        """Take suspicions of a reporter back; what was heard is neither."""
+        """Withdraw suspicions; a node that was heard is neither refusing nor silent."""
         withdrawn = {kind} if kind == "stuck" else _DISPROVED_BY_LIFE
         left = self.suspicions.pop(reporter, set()) - withdrawn
         if left:
             self.suspicions[reporter] = left
 
     def clear(self) -> list[Life]:
-        """Drop what a sign of life disproves; return whose suspicions those were.
+        """Drop the suspicions that a sign of life disproves; return their reporters.
 
-        To live is no excuse for a node that does not do its part.
+        A suspicion of being stuck stays: a stuck node gives signs of life.
         """
-        disproved = [each for each, said in self.suspicions.items() if said & _DISPROVED_BY_LIFE]
+        disproved = [by for by, kinds in self.suspicions.items() if kinds & _DISPROVED_BY_LIFE]
         self.suspicions = {
-            each: {"stuck"} for each, said in self.suspicions.items() if "stuck" in said
+            by: {"stuck"} for by, kinds in self.suspicions.items() if "stuck" in kinds
         }
         self.dial_refused = False
         return disproved
@@ -132,11 +132,11 @@ class SuspectedLife(Open):
     @property
     def kinds(self) -> set[SuspicionKind]:
         """All that the node is suspected of."""
-        return {kind for said in self.suspicions.values() for kind in said}
+        return {kind for kinds in self.suspicions.values() for kind in kinds}
 
     @property
     def is_missed(self) -> bool:
-        """True if somebody says that it gives no sign of life."""
+        """True if a reporter says that it gives no sign of life."""
         return bool(self.kinds & _DISPROVED_BY_LIFE)
 
     @property
@@ -159,17 +159,17 @@ class SuspectedLife(Open):
         """Return what the node did, as a message says it after the node's name."""
         if self.kinds == {"stuck"}:
             return f"was stuck: it answered {self._reporters()}, but did not do its part"
-        said = [
+        parts = [
             f"{words} {self._reporters(kind)}"
             for kind, words in _IN_WORDS.items()
             if kind in self.kinds
         ]
-        return ", ".join([*said, "and gave no sign of life"])
+        return ", ".join([*parts, "and gave no sign of life"])
 
     def _reporters(self, of: SuspicionKind | None = None) -> str:
         """Return the names of those that suspect it, of one thing or of any."""
         return ", ".join(
-            sorted(by[0] for by, said in self.suspicions.items() if of in {None, *said})
+            sorted(by[0] for by, kinds in self.suspicions.items() if of in {None, *kinds})
         )
 
 
@@ -203,7 +203,7 @@ class Cleared:
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """These lives are over, all at once; each with how that is known.
+    """End these lives, all at once; each with the way in which it was found dead.
 
     Attributes:
         is_refused: they refuse connections here and at a reporter. This replica has not reached

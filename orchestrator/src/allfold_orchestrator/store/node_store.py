@@ -146,8 +146,8 @@ class NodeStore:
     ) -> bool:
         """Extend the lease; return False if there is none (any more)."""
         life = keys.life(node, incarnation)
-        said = schemas.dump(schemas.PROGRESS, {"groups": list(progress), "draining": draining})
-        return await self._heartbeats.submit(_Heartbeat(life, keys.progress(node), said))
+        text = schemas.dump(schemas.PROGRESS, {"groups": list(progress), "draining": draining})
+        return await self._heartbeats.submit(_Heartbeat(life, keys.progress(node), text))
 
     async def _write_heartbeats(self, beats: Sequence[_Heartbeat]) -> list[bool]:
         """One round trip for all that came together, no lock."""
