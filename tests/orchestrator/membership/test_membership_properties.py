@@ -10,7 +10,6 @@ from typing import TypeVar
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from allfold_core.survival.term_record import Registration, StoreLife
 from allfold_orchestrator.membership.group_state import (
     AgentRegisters,
     Event,
@@ -25,6 +24,7 @@ from allfold_orchestrator.membership.group_state import (
     Reason,
     Rejected,
     Seated,
+    StoreLife,
 )
 from allfold_orchestrator.membership.membership import step
 from allfold_orchestrator.membership.reports import term_record
@@ -51,9 +51,12 @@ REPORTS: list[Event] = [
     *(NodeHolds("a", opening) for opening in range(4)),
     *(
         AgentRegisters(
-            Registration(("a", "1"), 0, replace(held, opening=opening), is_out=is_out),
+            ("a", "1"),
+            0,
+            replace(held, opening=opening),
             StoreLife(generation, ""),
             until=5.0,
+            is_out=is_out,
         )
         for held in [term_record(play([join(0), join(1, "b")])[0])]
         if held is not None

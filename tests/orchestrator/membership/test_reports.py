@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from allfold_core.survival.records import Seat
-from allfold_core.survival.term_record import Registration, StoreLife, TermRecord
+from allfold_core.survival.term_record import TermRecord
 from allfold_orchestrator.membership.group_state import (
     AgentRegistered,
     AgentRegisters,
@@ -17,6 +17,7 @@ from allfold_orchestrator.membership.group_state import (
     PlanReady,
     RanksDeparted,
     Reason,
+    StoreLife,
 )
 from allfold_orchestrator.membership.membership import step
 from allfold_orchestrator.membership.reports import term_record
@@ -37,7 +38,7 @@ def record_of(state: GroupState) -> TermRecord:
 def registers(
     name: str, held: TermRecord, *, store: StoreLife = LATER, generation: int = 0, out: bool = False
 ) -> AgentRegisters:
-    return AgentRegisters(Registration((name, "1"), generation, held, out), store, UNTIL)
+    return AgentRegisters((name, "1"), generation, held, store, UNTIL, is_out=out)
 
 
 def test_an_epoch_begins_with_a_term_of_all_its_nodes_and_of_the_stores_generation() -> None:

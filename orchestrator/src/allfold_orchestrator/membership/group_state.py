@@ -17,7 +17,7 @@ from allfold_core.errors import AllfoldError
 from allfold_core.group_options import GroupOptions
 from allfold_core.plan import Plan
 from allfold_core.survival.term_record import Life as Life
-from allfold_core.survival.term_record import Registration, StoreLife, TermRecord
+from allfold_core.survival.term_record import TermRecord
 from allfold_orchestrator.membership.rank_map import RankMap
 
 
@@ -229,6 +229,14 @@ class GroupState:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreLife:
+    """One life of the store: its generation, and the server's own name for this life of it."""
+
+    generation: int
+    run_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Join:
     """A rank asks for its seat, in a group that forms or one that runs and takes in others.
 
@@ -296,13 +304,21 @@ class NodeHolds:
 class AgentRegisters:
     """An agent says which term of this group it has taken.
 
-    ``store`` is the store's life with which it registers, and ``until`` the end of the grace in
-    which others may do so, if this is how the loss of a record is found.
+    Attributes:
+        life: the node, in its incarnation.
+        generation: of the store with which it registered last; 0 before the first time.
+        held: the newest term that it has taken, with the generation in which it was announced.
+        store: the store's life with which it registers now.
+        until: the end of the grace in which others may do so, if a loss of the record shows here.
+        is_out: a term has left it out, so it takes part in nothing.
     """
 
-    report: Registration
+    life: Life
+    generation: int
+    held: TermRecord
     store: StoreLife
     until: float
+    is_out: bool = False
 
 
 Event = Join | Leave | NodesLost | NodeHolds | AgentRegisters

@@ -145,7 +145,7 @@ class _Write:
                 case PlanReady():
                     self.completes = True
                 case AgentRegistered(is_out=False) if isinstance(event, AgentRegisters):
-                    self.seated.add(event.report.life)
+                    self.seated.add(event.life)
 
 
 class GroupStore:
