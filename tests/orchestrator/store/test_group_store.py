@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -39,6 +40,25 @@ async def test_what_one_replica_writes_another_one_reads(make_store: MakeStore) 
     assert state == await other.groups.read(GROUP)
     assert state.current is not None
     assert state.current.departed == {1: Reason.FINISHED}
+
+
+async def test_an_option_of_a_newer_version_is_refused_by_name_and_not_dropped(
+    make_store: MakeStore, backend: Backend
+) -> None:
+    one, other = make_store(), make_store()
+    await one.groups.submit(GROUP, join(0))
+    client = backend.client()
+    meta = json.loads(str(await client.hget(keys.group(GROUP), "meta")))
+    meta["forming"]["params"] |= {"colour": "red", "age": 3}
+    await client.hset(keys.group(GROUP), mapping={"version": "x", "meta": json.dumps(meta)})
+    written = await client.hgetall(keys.group(GROUP))
+    for store in (one, other):  # one that knows the group, and one that does not
+        with pytest.raises(ServiceError, match=r"agree on age, colour, .*expected only world_size"):
+            await store.groups.submit(GROUP, join(1, "b"))
+    with pytest.raises(ServiceError, match="run the version that wrote it"):
+        await one.groups.read(GROUP)
+    assert await client.hgetall(keys.group(GROUP)) == written
+    await client.aclose()
 
 
 async def test_joins_over_many_replicas_make_one_complete_group(make_store: MakeStore) -> None:
