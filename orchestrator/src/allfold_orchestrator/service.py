@@ -78,7 +78,7 @@ class Orchestrator:
 
         Returns the data addresses of some other nodes that registered lately.
         """
-        record = NodeRecord(_info(request), request.version, self._store.clock.now())
+        record = NodeRecord(_info(request), self._store.clock.now())
         await self._clear_up_after(request.node)
         outcome = await self._store.nodes.register(record)
         if isinstance(outcome, AllfoldError):
@@ -303,18 +303,8 @@ def _canonical(strategies: dict[str, str]) -> dict[str, str]:
 
 
 def _info(request: wire.RegisterNode) -> NodeInfo:
-    return NodeInfo(
-        node=request.node,
-        incarnation=request.incarnation,
-        control_url=request.control_url,
-        data_address=request.data_address,
-        device_type=request.device_type,
-        zone=request.zone,
-        latency=request.link.latency if request.link else 0.0,
-        bandwidth=request.link.bandwidth if request.link else 0.0,
-        cores=request.cores,
-        version=request.version,
-    )
+    link = request.link.model_dump() if request.link else {}
+    return NodeInfo(**request.model_dump(exclude={"link", "holds"}), **link)
 
 
 def _unknown_node(node: str) -> Refusal:

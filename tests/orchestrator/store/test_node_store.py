@@ -26,7 +26,7 @@ PROGRESS = [{"group": GROUP, "epoch": 1, "last_seq": 41, "in_flight": 1}]
 
 
 def record(info: NodeInfo | None = None) -> NodeRecord:
-    return NodeRecord(info or node(), "0.1.0", registered_at=1000.0)
+    return NodeRecord(info or node(), registered_at=1000.0)
 
 
 async def statuses(store: Store) -> list[NodeStatus]:

@@ -18,6 +18,7 @@ from allfold_core.group_options import GroupOptions
 from allfold_core.plan import Plan
 from allfold_core.survival.term_record import Life as Life
 from allfold_core.survival.term_record import TermRecord
+from allfold_core.topology import Member
 from allfold_orchestrator.membership.rank_map import RankMap
 
 
@@ -55,20 +56,21 @@ class NodeInfo:
     cores: int = 0
     version: str = ""
 
-    def to_dict(self) -> dict[str, str | float]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the fields by name."""
-        return {
-            "node": self.node,
-            "incarnation": self.incarnation,
-            "control_url": self.control_url,
-            "data_address": self.data_address,
-            "device_type": self.device_type,
-            "zone": self.zone,
-            "latency": self.latency,
-            "bandwidth": self.bandwidth,
-            "cores": self.cores,
-            "version": self.version,
-        }
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    def member(self, ranks: Iterable[int] = ()) -> Member:
+        """Return it as a node of a plan."""
+        return Member(
+            node=self.node,
+            control_url=self.control_url,
+            data_address=self.data_address,
+            ranks=tuple(ranks),
+            device_type=self.device_type,
+            zone=self.zone,
+            incarnation=self.incarnation,
+        )
 
 
 @dataclass(frozen=True, slots=True)

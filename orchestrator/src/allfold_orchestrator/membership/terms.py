@@ -15,6 +15,7 @@ from zlib import crc32
 
 from allfold_core.survival.records import Seat, Term
 from allfold_core.survival.term_record import Life, Recall, TermRecord, Voter
+from allfold_core.topology import Member
 from allfold_orchestrator.membership.group_state import AgentRegisters, RankSeat, StoreLife
 
 FIRST_GENERATIONS = 1 << 10
@@ -119,17 +120,17 @@ def without_empty_node(
     return _narrowed(record, staying, record.term.number + 1, lost)
 
 
-def admit(record: TermRecord, node: str, voter: Voter) -> TermRecord:
+def admit(record: TermRecord, newcomer: Member) -> TermRecord:
     """Return the record of a new term in which a node votes that did not so far."""
     before, number = record.term, record.term.number + 1
     term = Term(
         number=number,
         generation=record.generation,
-        voters=(*before.voters, node),
+        voters=(*before.voters, newcomer.node),
         joined=(*before.joined, number),
-        newcomers=(*before.newcomers, voter.member(node)),
+        newcomers=(*before.newcomers, newcomer),
     )
-    return replace(record, term=term, voters={**record.voters, node: voter})
+    return replace(record, term=term, voters={**record.voters, newcomer.node: Voter.of(newcomer)})
 
 
 # The loss of the record
