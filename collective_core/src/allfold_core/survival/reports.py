@@ -8,7 +8,7 @@ from enum import IntEnum
 from typing import Annotated, Any
 
 from allfold_core.operations import Fingerprint, Kind
-from allfold_core.schema import Form, LastSeq, Number, Seconds, Seq
+from allfold_core.schema import Flag, Form, LastSeq, Number, Seconds, Seq, SeqKey
 from allfold_core.survival.records import Epoch, PackedStamp, Term
 
 
@@ -102,7 +102,7 @@ class Wishes:
     join: tuple[str, ...] = ()
     leave: tuple[str, ...] = ()
     at_edge: Mapping[str, Seq] = field(default_factory=dict)
-    lane: bool = False
+    lane: Flag = False
 
 
 NO_WISHES = Wishes()
@@ -137,7 +137,7 @@ class Report:
     dead: Mapping[str, str]
     floor: LastSeq
     called: Mapping[str, Seq]
-    ops: Mapping[Seq, OpReport]
+    ops: Mapping[SeqKey, OpReport]
     deferred: Mapping[str, Seq] = field(default_factory=dict)
     announced: Number = 0
     wishes: Wishes = NO_WISHES
@@ -214,6 +214,6 @@ class Install:
     epoch: Epoch
     older: tuple[Epoch, ...]
     floor: LastSeq
-    outcomes: Mapping[Seq, Outcome]
+    outcomes: Mapping[SeqKey, Outcome]
     dead: frozenset[str] = frozenset()
     lane: LastSeq = NO_LANE
