@@ -45,7 +45,7 @@ from allfold_orchestrator.membership.nodes import (
 )
 from allfold_orchestrator.plan_waits import await_plan
 from allfold_orchestrator.store.failures import Refusal
-from allfold_orchestrator.store.groups import EventOf, Guard
+from allfold_orchestrator.store.groups import EventOf
 from allfold_orchestrator.store.store import Store
 from allfold_orchestrator.views import group_view, node_view, unreadable_group
 
@@ -184,16 +184,15 @@ class Orchestrator:
         """
         strategies = _canonical(request.strategies)
         params = GroupParams.from_dict({**dict(request), "strategies": strategies})
-        life, now = await self._store.lives.present(), self._store.clock.now()
+        store, now = await self._store.lives.present(), self._store.clock.now()
 
         def join(node: NodeInfo) -> Join:
             seat = RankSeat(node, request.session)
-            return Join(request.rank, seat, params, self._links, life, now)
+            return Join(request.rank, seat, params, self._links, store, now)
 
-        guard = Guard(request.node, request.incarnation)
         try:
             await self._check_is_heard(group, now)
-            instructions = await self._apply(group, join, guard)
+            instructions = await self._apply(group, join, (request.node, request.incarnation))
         except ServiceError:
             self.wanted.refused(group, now)
             raise
@@ -259,9 +258,9 @@ class Orchestrator:
         return group_view(state, self._store.clock.now())
 
     async def _apply(
-        self, group: str, event: Event | EventOf, guard: Guard | None = None
+        self, group: str, event: Event | EventOf, life: Life | None = None
     ) -> tuple[Instruction, ...] | None:
-        instructions = await self._store.groups.submit(group, event, guard)
+        instructions = await self._store.groups.submit(group, event, life)
         for instruction in instructions or ():
             if isinstance(instruction, Rejected):
                 raise instruction.error

@@ -18,7 +18,6 @@ from allfold_orchestrator.membership.group_state import (
     Seated,
 )
 from allfold_orchestrator.store import codec, groups, keys, records
-from allfold_orchestrator.store.groups import Guard
 from allfold_orchestrator.store.records import Snapshot
 from allfold_orchestrator.store.store import Store
 from tests.orchestrator.builders import GROUP, join, leave, node
@@ -196,7 +195,7 @@ async def test_hundreds_of_groups_that_are_over_leave_nothing_that_stays_for_eve
     client = backend.client()
     await register(store, node("a"))
     for number in range(200):
-        await store.groups.submit(f"g{number}", join(0, of=1), Guard("a", "1"))
+        await store.groups.submit(f"g{number}", join(0, of=1), ("a", "1"))
         await store.groups.submit(f"g{number}", leave(0))
     assert await store.nodes.groups_of("a", "1") == []
     for number in range(200):
@@ -210,7 +209,7 @@ async def test_a_node_is_kept_on_the_list_of_its_groups_while_one_of_its_ranks_s
 ) -> None:
     await register(store, node("a"))
     for rank in (0, 1):
-        await store.groups.submit(GROUP, join(rank, of=2), Guard("a", "1"))
+        await store.groups.submit(GROUP, join(rank, of=2), ("a", "1"))
     await store.groups.submit(GROUP, leave(0))
     assert await store.nodes.groups_of("a", "1") == [GROUP]
     await store.groups.submit(GROUP, leave(1))

@@ -20,7 +20,7 @@ from allfold_orchestrator.membership.group_state import (
     Seated,
 )
 from allfold_orchestrator.store import codec, failures, keys
-from allfold_orchestrator.store.groups import GroupStore, Guard
+from allfold_orchestrator.store.groups import GroupStore
 from allfold_orchestrator.store.store import Store
 from tests.orchestrator.builders import GROUP, join, leave, lost, node
 from tests.orchestrator.conftest import Backend, MakeStore, ManualClock, register
@@ -193,12 +193,12 @@ async def test_an_interrupted_write_tells_everybody_who_waited_for_it(
 
 
 async def test_a_guarded_event_needs_the_node_alive_in_this_life(store: Store) -> None:
-    guard = Guard("a", "1")
-    assert await store.groups.submit(GROUP, join(0), guard) is None
+    life = ("a", "1")
+    assert await store.groups.submit(GROUP, join(0), life) is None
     await register(store, node("a", "2"))
-    assert await store.groups.submit(GROUP, join(0), guard) is None
+    assert await store.groups.submit(GROUP, join(0), life) is None
     assert await store.groups.read(GROUP) == GroupState(GROUP)
-    assert await store.groups.submit(GROUP, join(0, node("a", "2")), Guard("a", "2"))
+    assert await store.groups.submit(GROUP, join(0, node("a", "2")), ("a", "2"))
 
 
 async def test_of_lives_that_are_called_lost_one_that_is_not_over_keeps_its_seats(
@@ -207,7 +207,7 @@ async def test_of_lives_that_are_called_lost_one_that_is_not_over_keeps_its_seat
     for name in "abc":
         await register(store, node(name))
     for rank, name in enumerate("abc"):
-        await store.groups.submit(GROUP, join(rank, name, of=3), Guard(name, "1"))
+        await store.groups.submit(GROUP, join(rank, name, of=3), (name, "1"))
     await store.nodes.evict("c", "1")
     await store.groups.submit(GROUP, lost("b", "c"))
     current = (await store.groups.read(GROUP)).current
@@ -237,6 +237,6 @@ async def test_a_node_that_dies_while_its_join_is_written_gets_no_seat(
 
     pipeline = store.groups._client.pipeline
     monkeypatch.setattr(store.groups._client, "pipeline", deadly_pipeline)
-    assert await store.groups.submit(GROUP, join(0), Guard("a", "1")) is None
+    assert await store.groups.submit(GROUP, join(0), ("a", "1")) is None
     assert evicted == [True]
     assert (await other.groups.read(GROUP)).forming is None
