@@ -196,6 +196,7 @@ class Requests:
         pending = self.open.get(key)
         if pending is None:
             return False
+        # In this order: who waits looks at done without the lock.
         pending.answer, pending.error, pending.done = answer, error, True
         self.open.pop(key, None)
         return True

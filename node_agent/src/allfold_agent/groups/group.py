@@ -247,6 +247,7 @@ class NodeGroup:
         """Ask for a local rank to be let into the group while it runs."""
 
         def join() -> None:
+            # First: where this node decides, the agreement may let it in within the call below.
             self.local_ranks.joins(session, admitted)
             if self.evicted is None and not self.has_no_ranks:
                 self.agreement.join(session)
@@ -267,6 +268,7 @@ class NodeGroup:
         """
 
         def arrive() -> None:
+            # First: the agreement may release it within the call below.
             self.local_ranks.waits_at_edge(session, go_on)
             if self.evicted is None:
                 self.agreement.at_edge(session, seq, edge)
@@ -295,6 +297,7 @@ class NodeGroup:
         living = machine.epoch.sessions_on(self.node) - machine.dead.keys()
         if living or self.evicted is not None or self.has_no_ranks:
             return  # where ranks of this node are in it, it is left out, and is to hear of that
+        # First: settle_joins asks for it.
         self._is_over_elsewhere = True
         self.settle_joins()
         for node in self.agreement.term.voters:  # others may wait for this one's reports
@@ -309,6 +312,7 @@ class NodeGroup:
             withdraws: its process lives, and does not wait for its ops.
         """
         log.debug("rank of session %s of group '%s': %s", session, self.name, how)
+        # First: in the event, joins are settled by which ranks have ended.
         self.local_ranks.ended(session)
         self.epoch_table.session_ended(session)
         self.deferred.difference_update(
@@ -317,6 +321,7 @@ class NodeGroup:
         self.event(partial(self._rank_ended, session, how, withdraws))
 
     def _rank_ended(self, session: str, how: str, withdraws: bool) -> None:
+        # First: what the ranks have done by themselves counts before one of them is gone.
         self.lanes.close()
         self.agreement.rank_ended(session, how, withdraws)
         self.settle_joins()

@@ -210,6 +210,7 @@ class CallIntake:
         seq, machine = message.seq, group.agreement.machine
         last = self.submitted.get(session, -1)
         if not posted:
+            # First: what the rank has posted before this message comes before it.
             group.lanes.message_came(seq, is_short=arrival.spec.is_short)
         is_new = (posted or seq > last) and session not in machine.dead and group.evicted is None
         op = refusal = None
@@ -228,6 +229,7 @@ class CallIntake:
                 self._check_fit(seq)
             if not posted:
                 self.submitted[session] = seq
+                # Only now that the call is known: it lets the rank post the ops behind it.
                 self._note_read(session, seq)
             group.lanes.pass_completed()
 
@@ -292,6 +294,7 @@ class CallIntake:
             return
         self._group.event(partial(self._abandon, session, seq, error, posted=posted, call=call))
         if not posted:
+            # Only now, as in _arrive.
             self.note_refusal(session, seq)
 
     def _abandon(

@@ -188,6 +188,7 @@ class Outcomes:
             )
             self.refuse(op)
             return
+        # Before the ranks are told: their next call must not be one too many because of this one.
         with self._table.lock:
             self.retire(op)
         members, outcome = op.participants, None
@@ -201,6 +202,7 @@ class Outcomes:
         """Report to the local ranks that have called an op that it has failed."""
         assert op.error is not None
         self.failures.append(FailedOp(op.seq, op.error, tuple(op.ranks)))
+        # Before the ranks are told, as in end.
         with self._table.lock:
             self.retire(op)
             calls = list(op.calls.values())

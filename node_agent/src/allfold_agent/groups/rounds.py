@@ -214,6 +214,7 @@ class RoundLeader:
                 self._tell_others(LinkMessageType.FREEZE, _freeze_body(machine))
                 self._voter.asked_to_freeze(each.term, each.round, machine.doubts)
             else:
+                # Kept and told before it is done here, which may begin the next round.
                 self._decided = each
                 self._tell_others(LinkMessageType.INSTALL, pack(each))
                 self._voter.install(each)

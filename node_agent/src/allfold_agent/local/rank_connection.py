@@ -234,6 +234,7 @@ class RankConnection:
         if waits:
             self._want_write(self)
         if lane is not None:
+            # Without our lock: it takes that of the group, which comes first.
             membership.group.lanes.handed(lane)
 
     def _send_with_page(
@@ -248,6 +249,7 @@ class RankConnection:
             return None
         body["page"] = lane.describe_to(membership.session)
         self._send(pack_json(kind, body), lane)
+        # After it is sent: the lane may open once all ranks count as having the page.
         lane.hand_to(membership.session, self, number)
         return lane
 
@@ -286,6 +288,7 @@ class RankConnection:
         Args:
             lane: whose descriptors go with it.
         """
+        # Not past what waits: messages keep their order.
         if self._closed or (not self._outbox and self._try(message, lane)):
             return True
         if self._unsent_bytes + len(message) > MAX_UNSENT_BYTES:

@@ -131,6 +131,7 @@ class LocalServer:
             self._reactor.later(_TICK_SECONDS, self._check_deadlines)
 
     def _check_deadlines(self) -> None:
+        # First: the next look is asked for below.
         self._watching = False
         now = monotonic()
         for group in self._registrar.groups():
@@ -226,6 +227,7 @@ class LocalServer:
         elif kind == Message.LOOK:
             membership = membership_of(process, body["number"], "of an op that it waits for")
             membership.group.lanes.look(int(body["seq"]))
+            # Behind the look: the rank then finds in the page what has come of it.
             process.send(pack_taken(body["number"]))
         elif kind == Message.ABANDON:
             self._abandon(process, body)
