@@ -377,8 +377,8 @@ class RankLane:
             op = self._open.get(outcome.seq)
             if op is None:
                 return False
-            op.epoch, op.participants, op.edge = outcome.epoch, outcome.participants, outcome.edge
-            op.error = error
+            op.epoch, op.participants = outcome.epoch, outcome.participants
+            op.boundary, op.error = outcome.boundary, error
             op.done = True  # last, as in _note_done
             self._open.pop(op.seq, None)
             self._note_finished()

@@ -171,12 +171,12 @@ class Agreement:
         self._follow(self.machine.join(session))
 
     def wish_to_leave(self, session: str) -> None:
-        """A local rank wants to leave at the next edge."""
+        """A local rank wants to leave at the next boundary."""
         self._follow(self.machine.wish_to_leave(session))
 
-    def at_edge(self, session: str, seq: int, edge: int) -> None:
-        """A local rank has come to an edge, before this op."""
-        self._follow(self.machine.at_edge(session, seq, edge))
+    def at_boundary(self, session: str, seq: int, boundary: int) -> None:
+        """A local rank has come to a boundary, before this op."""
+        self._follow(self.machine.at_boundary(session, seq, boundary))
 
     def registers(self) -> None:
         """The node says which term it holds; no message changes that until it has the answer."""

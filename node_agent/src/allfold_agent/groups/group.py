@@ -256,24 +256,24 @@ class NodeGroup:
         self.event(join)
 
     def wish_to_leave(self, session: str) -> None:
-        """Ask for a local rank to be let go at the next edge, if the group has edges."""
+        """Ask for a local rank to be let go at the next boundary, if the group has boundaries."""
         self.event(partial(self.agreement.wish_to_leave, session))
 
-    def at_edge(self, session: str, seq: int, edge: int, go_on: GoOn) -> None:
-        """Keep a local rank waiting at an edge, before an op.
+    def at_boundary(self, session: str, seq: int, boundary: int, go_on: GoOn) -> None:
+        """Keep a local rank waiting at a boundary, before an op.
 
         Args:
-            edge: its number.
+            boundary: its number.
             go_on: called when the rank may call that op: the members have changed, or nobody waits.
         """
 
         def arrive() -> None:
             # First: the agreement may release it within the call below.
-            self.local_ranks.waits_at_edge(session, go_on)
+            self.local_ranks.waits_at_boundary(session, go_on)
             if self.evicted is None:
-                self.agreement.at_edge(session, seq, edge)
+                self.agreement.at_boundary(session, seq, boundary)
             else:
-                self.local_ranks.leave_edge(self.current)
+                self.local_ranks.leave_boundary(self.current)
 
         self.event(arrive)
 

@@ -191,11 +191,11 @@ class Outcomes:
         # Before the ranks are told: their next call must not be one too many because of this one.
         with self._table.lock:
             self.retire(op)
-        members, outcome = op.participants, None
+        members, boundary, outcome = op.participants, op.boundary, None
         for arrival in op.calls.values():
             number = arrival.group_number
             if outcome is None or outcome.group != number:  # nearly always one for all ranks
-                outcome = Outcome(Message.DONE, number, op.seq, op.ordinal, members, edge=op.edge)
+                outcome = Outcome(Message.DONE, number, op.seq, op.ordinal, members, None, boundary)
             arrival.connection.send_outcome(outcome)
 
     def refuse(self, op: Op) -> None:

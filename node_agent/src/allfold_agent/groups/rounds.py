@@ -173,7 +173,7 @@ class RoundLeader:
             self._act(machine, machine.doubt(doubt))
 
     def wish(self, node: str, wishes: Wishes) -> None:
-        """Take in the wishes of a node's ranks to join, to leave or to pass an edge (WISHES)."""
+        """Take in the wishes of a node's ranks to join, to leave or to pass a boundary (WISHES)."""
         machine = self._machine
         if machine is not None:
             self._act(machine, machine.wish(node, wishes))

@@ -261,8 +261,8 @@ class RankConnection:
         if not sent:
             self._want_write(self)
 
-    def pass_edge(self, number: int, body: dict[str, Any], epoch: GroupEpoch) -> None:
-        """Answer a rank at an edge: it goes on in this epoch; ``left`` where it is not in it."""
+    def pass_boundary(self, number: int, body: dict[str, Any], epoch: GroupEpoch) -> None:
+        """Answer a rank at a boundary: it goes on in this epoch; ``left`` where it is not in it."""
         membership = self.memberships.get(number)
         if membership is None:
             return
