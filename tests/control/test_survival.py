@@ -272,7 +272,7 @@ def _op(state: OpState, stamp: int | None, error: str = "") -> dict[str, Any]:
         (Doubt(1, Reason.DEADLINE, 1.0), {"seq": True}, "seq"),
         (Doubt(3, Reason.DEADLINE, 1.0), {"waited": "1"}, "waited"),
         (Wishes(lane=True), {"lane": 1}, "lane"),
-        (Wishes(at_edge={"s0": 5}), {"at_edge": {"s0": "5"}}, "at_edge"),
+        (Wishes(at_boundary={"s0": 5}), {"at_boundary": {"s0": "5"}}, "at_boundary"),
         (Closed(all_left=True), {"all_left": "yes"}, "all_left"),
         (REPORTED, {"floor": "3"}, "floor"),
         (REPORTED, {"ops": {"x": _op(OpState.OPEN, None)}}, "ops"),

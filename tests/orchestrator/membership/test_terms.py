@@ -70,7 +70,7 @@ def recall_by(record: TermRecord | None, *reports: AgentRegisters) -> TermRecord
 # Chains
 
 
-def test_the_first_term_has_the_number_of_the_epoch_and_every_node_as_a_voter() -> None:
+def test_the_first_term_has_the_number_of_the_opening_and_every_node_as_a_voter() -> None:
     state, _ = play(join(r, node("ab"[r % 2]), of=4) for r in range(4))
     assert state.current is not None
     record = first_record(replace(state.current.plan, generation=5))

@@ -96,7 +96,7 @@ async def test_a_write_of_many_seats_is_read_whole(
     assert await reader.groups.read(GROUP) == await writer.groups.read(GROUP)
 
 
-async def test_an_idle_record_expires_and_its_last_epoch_does_not(
+async def test_an_idle_record_expires_and_its_last_opening_does_not(
     make_store: MakeStore, backend: Backend
 ) -> None:
     store, client = make_store(), backend.client()
@@ -127,7 +127,7 @@ async def test_a_record_made_anew_is_not_taken_for_the_one_in_the_cache(
     await client.aclose()
 
 
-async def test_epochs_that_agents_report_survive_without_a_record(
+async def test_openings_that_agents_report_survive_without_a_record(
     make_store: MakeStore, backend: Backend
 ) -> None:
     client = backend.client()

@@ -94,14 +94,14 @@ class Wishes:
 
     Attributes:
         join: the sessions that are ready to join.
-        leave: the sessions that want to leave at an edge.
-        at_edge: by session that waits at an edge, the op that it calls next.
+        leave: the sessions that want to leave at a boundary.
+        at_boundary: by session that waits at a boundary, the op that it calls next.
         lane: the node is ready for the short lane, or has it open and can go on.
     """
 
     join: tuple[str, ...] = ()
     leave: tuple[str, ...] = ()
-    at_edge: Mapping[str, Seq] = field(default_factory=dict)
+    at_boundary: Mapping[str, Seq] = field(default_factory=dict)
     lane: Flag = False
 
 

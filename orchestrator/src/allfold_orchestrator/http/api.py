@@ -152,7 +152,7 @@ async def remove_node(
     ),
 )
 async def drain_node(node: NodeName, service: Service, request: Request) -> wire.Draining:
-    """Make a node take no more ranks; its ranks of elastic groups leave at their next edge.
+    """Make a node take no more ranks; its ranks of elastic groups leave at their next boundary.
 
     Answers at once; repeat it until no rank is left. A node drains until its agent is restarted.
     """
