@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from allfold_core.errors import ServiceError
-from allfold_core.survival.term_record import Registration, TermRecord
+from allfold_core.survival.term_record import TermRecord
 from allfold_orchestrator.membership.group_state import AgentRegisters, Leave, Reason, Seated
 from allfold_orchestrator.membership.reports import term_record
 from allfold_orchestrator.store import keys
@@ -51,8 +51,8 @@ async def go_back(replica: Replica) -> None:
 async def report(replica: Replica, node: str, held: TermRecord, until: float) -> None:
     """A node registers what it holds."""
     store = await replica.store.lives.read()
-    said = Registration((node, "1"), held.generation, held)
-    await replica.store.groups.submit(GROUP, AgentRegisters(said, store, until))
+    said = AgentRegisters((node, "1"), held.generation, held, store, until)
+    await replica.store.groups.submit(GROUP, said)
 
 
 async def init(

@@ -194,7 +194,7 @@ class Calling(ABC):
         if self.next_op > number:
             self._note_in_flight(error, f"op {number}")
         elif not self.membership.epochs.awaits_others:
-            # Where too few ranks are left, the others wait at an edge, and call no op.
+            # Where too few ranks are left, the others wait at a boundary, and call no op.
             self._channel.abandon(call, error)
 
     def _note_in_flight(self, error: BaseException, what: str) -> None:

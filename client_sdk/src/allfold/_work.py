@@ -179,8 +179,8 @@ class Work:
         self._in_flight.settle_before(self.number)
         if self._pending.epoch is not None:
             self._epochs.enter(self._pending.epoch)
-            if self._pending.edge:
-                self._epochs.announce_edge(self._pending.edge)
+            if self._pending.boundary:
+                self._epochs.announce_boundary(self._pending.boundary)
         if self._error is not None:
             raise _copy(self._error)
         self._show()

@@ -227,13 +227,26 @@ _Handler = Callable[[Any], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Within:
-    """The bounds of a number: from ``least`` on, below ``end``; no NaN."""
+    """The bounds of a number: from ``least`` on, below ``end``; no NaN.
+
+    Attributes:
+        may_be_text: as keys of JSON objects and parts of URLs are.
+    """
 
     least: float
     end: float
+    may_be_text: bool = False
 
     def __get_pydantic_core_schema__(self, source: Any, handler: _Handler) -> dict[str, Any]:
-        return {**handler(source), "ge": self.least, "lt": self.end}
+        bounds = {"ge": self.least, "lt": self.end, "strict": not self.may_be_text}
+        return {**handler(source), **bounds}
+
+
+class _OnlyItself:
+    """Makes a field take values of its type alone, where others could be converted."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: _Handler) -> dict[str, Any]:
+        return {**handler(source), "strict": True}
 
 
 @dataclass(frozen=True)
@@ -306,6 +319,7 @@ def _can_be_read(url: str) -> str:
 
 
 Name = Annotated[str, Matching(NAME_PATTERN)]
+Flag = Annotated[bool, _OnlyItself()]
 Address = Annotated[str, Matching(ADDRESS_PATTERN, _has_a_port)]
 ControlUrl = Annotated[str, Matching(URL_PATTERN, _can_be_read)]
 Rank = Annotated[int, Within(0, MAX_WORLD_SIZE)]
@@ -314,6 +328,7 @@ Generation = Annotated[int, Within(0, MAX_GENERATION + 1)]
 Number = Annotated[int, Within(0, 2**64)]
 Seq = Annotated[int, Within(0, MAX_SEQ + 1)]
 """The number of an op."""
+SeqKey = Annotated[int, Within(0, MAX_SEQ + 1, may_be_text=True)]
 LastSeq = Annotated[int, Within(-1, MAX_SEQ + 1)]
 """The number of an op; -1 for none yet."""
 Seconds = Annotated[float, Within(0, float("inf"))]

@@ -44,7 +44,7 @@ from allfold_orchestrator.membership.nodes import (
 )
 from allfold_orchestrator.plan_waits import await_plan
 from allfold_orchestrator.store.failures import Refusal
-from allfold_orchestrator.store.groups import EventOf, Guard
+from allfold_orchestrator.store.groups import EventOf
 from allfold_orchestrator.store.store import Store
 from allfold_orchestrator.views import group_view, node_view, unreadable_group
 
@@ -77,7 +77,7 @@ class Orchestrator:
 
         Returns the data addresses of some other nodes that registered lately.
         """
-        record = NodeRecord(_info(request), request.version, self._store.clock.now())
+        record = NodeRecord(_info(request), self._store.clock.now())
         await self._clear_up_after(request.node)
         outcome = await self._store.nodes.register(record)
         if isinstance(outcome, AllfoldError):
@@ -183,16 +183,15 @@ class Orchestrator:
         """
         strategies = _canonical(request.strategies)
         params = GroupParams.from_dict({**dict(request), "strategies": strategies})
-        life, now = await self._store.lives.present(), self._store.clock.now()
+        store, now = await self._store.lives.present(), self._store.clock.now()
 
         def join(node: NodeInfo) -> Join:
             seat = RankSeat(node, request.session)
-            return Join(request.rank, seat, params, self._links, life, now)
+            return Join(request.rank, seat, params, self._links, store, now)
 
-        guard = Guard(request.node, request.incarnation)
         try:
             await self._check_is_heard(group, now)
-            instructions = await self._apply(group, join, guard)
+            instructions = await self._apply(group, join, (request.node, request.incarnation))
         except ServiceError:
             self.wanted.refused(group, now)
             raise
@@ -258,9 +257,9 @@ class Orchestrator:
         return group_view(state, self._store.clock.now())
 
     async def _apply(
-        self, group: str, event: Event | EventOf, guard: Guard | None = None
+        self, group: str, event: Event | EventOf, life: Life | None = None
     ) -> tuple[Instruction, ...] | None:
-        instructions = await self._store.groups.submit(group, event, guard)
+        instructions = await self._store.groups.submit(group, event, life)
         for instruction in instructions or ():
             if isinstance(instruction, Rejected):
                 raise instruction.error
@@ -302,18 +301,8 @@ def _canonical(strategies: dict[str, str]) -> dict[str, str]:
 
 
 def _info(request: bodies.RegisterNode) -> NodeInfo:
-    return NodeInfo(
-        node=request.node,
-        incarnation=request.incarnation,
-        control_url=request.control_url,
-        data_address=request.data_address,
-        device_type=request.device_type,
-        zone=request.zone,
-        latency=request.link.latency if request.link else 0.0,
-        bandwidth=request.link.bandwidth if request.link else 0.0,
-        cores=request.cores,
-        version=request.version,
-    )
+    link = request.link.model_dump() if request.link else {}
+    return NodeInfo(**request.model_dump(exclude={"link", "holds"}), **link)
 
 
 def _unknown_node(node: str) -> Refusal:

@@ -123,14 +123,9 @@ def node_view(status: NodeStatus, *, now: float, lease_seconds: float) -> NodeVi
     info, expiry = status.record.info, status.lease_expiry
     age = None if expiry is None else max(0.0, now - (expiry - lease_seconds))
     return NodeView(
-        node=info.node,
+        **{name: value for name, value in info.to_dict().items() if name in NodeView.model_fields},
         state="gone" if expiry is None else "alive" if expiry > now else "late",
         heartbeat_age=None if age is None else round(age, 3),
-        control_url=info.control_url,
-        data_address=info.data_address,
-        device_type=info.device_type,
-        zone=info.zone,
-        version=status.record.version,
         draining=status.draining,
         progress=list(status.progress),
     )

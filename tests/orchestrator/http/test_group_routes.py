@@ -130,13 +130,13 @@ async def test_a_lost_rank_gets_no_plan(api: ApiClient) -> None:
     error_of(await api.plan("s1"), 410, "AF301")
 
 
-async def test_the_next_epoch_is_waited_for_although_the_last_one_is_known(
+async def test_the_next_opening_is_waited_for_although_the_last_one_is_known(
     api: ApiClient,
 ) -> None:
     await form(api)
     await api.leave(0)
     assert body_of(await api.join(0)) == {"opening": 2, "epoch": 2, "ready": False}
-    waiting = await api.plan("s0", epoch=2)
+    waiting = await api.plan("s0", opening=2)
     assert (waiting.json()["epoch"], waiting.json()["present"]) == (2, [0])
 
 
@@ -215,7 +215,7 @@ async def test_finishing_what_one_does_not_hold_is_an_error(api: ApiClient) -> N
     assert (await api.leave(0, "stranger", reason="lost")).status_code == 200
 
 
-async def test_an_agent_keeps_epochs_from_being_used_twice(api: ApiClient) -> None:
+async def test_an_agent_keeps_openings_from_being_used_twice(api: ApiClient) -> None:
     await api.register("a", holds={"train": 7, "other": 0})
     await api.join(0)
     assert body_of(await api.join(1)) == {"opening": 8, "epoch": 8, "ready": True}
@@ -261,7 +261,7 @@ async def test_the_newest_term_of_a_group_is_shown_with_whom_it_lost_and_how(
     assert (await api.group())["term"] is None
 
 
-async def test_while_a_group_forms_anew_the_fate_of_the_last_epoch_is_shown(
+async def test_while_a_group_forms_anew_the_fate_of_the_last_opening_is_shown(
     api: ApiClient,
 ) -> None:
     await form(api)
@@ -288,10 +288,10 @@ async def test_who_waits_for_a_name_gets_the_plan_as_soon_as_its_last_holder_has
     for rank in (0, 1):
         joined = body_of(await api.join(rank, session=f"new{rank}"))
         assert joined == {"opening": 2, "epoch": 2, "ready": False}
-    waiting = (await api.plan("new0", epoch=2)).json()
+    waiting = (await api.plan("new0", opening=2)).json()
     assert (waiting["ready"], waiting["missing"]) == (False, [])
     assert waiting["held_by"] == [{"rank": 1, "node": "b"}]
-    asked = asyncio.create_task(api.plan("new0", wait=20, epoch=2))
+    asked = asyncio.create_task(api.plan("new0", wait=20, opening=2))
     await until(lambda: api.store.notifications._waiting, "the long-poll waits")
     await api.leave(1)
     assert (await within(5, asked)).json()["plan"]["epoch"] == 2

@@ -12,12 +12,13 @@ from unittest.mock import AsyncMock, Mock
 import pytest
 
 from allfold_core.errors import ServiceError
-from allfold_core.survival.term_record import Life, StoreLife
+from allfold_core.survival.term_record import Life
 from allfold_orchestrator.links.detector_runner import DetectorRunner
 from allfold_orchestrator.links.dial import Dialled
 from allfold_orchestrator.links.known_terms import KnownTerms
 from allfold_orchestrator.links.link import Connected
 from allfold_orchestrator.membership import failure_detector
+from allfold_orchestrator.membership.group_state import StoreLife
 from allfold_orchestrator.membership.suspects import Evict
 from tests.orchestrator.conftest import MakeStore
 from tests.orchestrator.fake_agent import FakeAgent, Replica, agents, replica

@@ -15,11 +15,10 @@ import pytest
 from allfold_cluster.redis_server import RedisServer
 from allfold_control.records import read_record
 from allfold_core.errors import ServiceError
-from allfold_core.survival.term_record import StoreLife
 from allfold_orchestrator import background
 from allfold_orchestrator.links import control_links
 from allfold_orchestrator.links.control_links import ControlLinks
-from allfold_orchestrator.membership.group_state import GroupState, Leave, Reason
+from allfold_orchestrator.membership.group_state import GroupState, Leave, Reason, StoreLife
 from allfold_orchestrator.membership.membership import step
 from allfold_orchestrator.store import keys
 from allfold_orchestrator.store.redis_client import connect as connect_redis

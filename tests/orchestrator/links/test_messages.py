@@ -41,7 +41,14 @@ def test_a_record_comes_back_as_it_was_announced() -> None:
         {"term": {"number": 1, "generation": 0, "voters": [], "joined": []}},
         {"more": 1},
     ],
-    ids=["no addresses", "half a seat", "no epoch", "no generation", "no voters", "another field"],
+    ids=[
+        "no addresses",
+        "half a seat",
+        "no opening",
+        "no generation",
+        "no voters",
+        "another field",
+    ],
 )
 def test_a_record_that_cannot_be_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError):

@@ -250,7 +250,7 @@ def test_the_same_join_again_after_completion_learns_that_the_group_is_ready() -
     assert state.forming is None
 
 
-def test_a_retry_finds_its_epoch_even_if_another_rank_has_left_it_already() -> None:
+def test_a_retry_finds_its_opening_even_if_another_rank_has_left_it_already() -> None:
     closing, _ = play([leave(1)], ready(2))
     _, instructions = step(closing, join(0))
     assert instructions == (Seated(0, opening=1, ready=True),)
@@ -305,7 +305,7 @@ def test_finishing_one_rank_leaves_the_others_as_they_were() -> None:
     assert after.current.seats is before.current.seats
 
 
-def test_the_last_rank_to_leave_closes_the_epoch() -> None:
+def test_the_last_rank_to_leave_closes_the_opening() -> None:
     state, instructions = play([leave(0), leave(1, Reason.LOST)], ready(2))
     assert instructions == (RanksDeparted(1, (1,), Reason.LOST),)
     assert state.idle
@@ -339,7 +339,7 @@ def test_a_lost_node_that_sat_alone_takes_the_formation_along() -> None:
     assert state == EMPTY
 
 
-def test_a_lost_node_takes_its_ranks_out_of_the_epoch_and_the_others_stay() -> None:
+def test_a_lost_node_takes_its_ranks_out_of_the_opening_and_the_others_stay() -> None:
     state, instructions = play([lost("b")], ready(3))
     assert instructions == (RanksDeparted(1, (1,), Reason.NODE_LOST),)
     assert state.current is not None
@@ -358,7 +358,7 @@ def test_losing_another_incarnation_means_nothing() -> None:
     assert step(state, lost("a")) == (state, ())
 
 
-def test_a_lost_node_is_lost_in_the_epoch_that_runs_and_in_the_one_that_forms() -> None:
+def test_a_lost_node_is_lost_in_the_opening_that_runs_and_in_the_one_that_forms() -> None:
     state, _ = play([leave(0), join(0), join(1, "b", session="new")], ready(3))
     after, instructions = step(state, lost("b"))
     assert instructions == (
@@ -369,7 +369,7 @@ def test_a_lost_node_is_lost_in_the_epoch_that_runs_and_in_the_one_that_forms() 
     assert sorted(after.current.present) == [2]
 
 
-def test_a_lost_rank_makes_room_for_the_next_epoch() -> None:
+def test_a_lost_rank_makes_room_for_the_next_opening() -> None:
     state, _ = play([lost("b")], ready(2))
     state, _ = play([leave(0), join(0), join(1, "c")], state)
     assert state.current is not None
@@ -379,7 +379,7 @@ def test_a_lost_rank_makes_room_for_the_next_epoch() -> None:
 # An orchestrator that lost its memory
 
 
-def test_epochs_that_agents_hold_are_not_used_again() -> None:
+def test_openings_that_agents_hold_are_not_used_again() -> None:
     state, instructions = step(EMPTY, NodeHolds("a", 7))
     assert instructions == ()
     state, instructions = play([join(0), join(1, "b")], state)
@@ -397,35 +397,35 @@ def test_a_store_that_has_lost_all_opens_no_group_by_a_number_of_an_earlier_gene
 
 
 @pytest.mark.parametrize("held", [1, 7])
-def test_a_report_that_comes_while_a_group_forms_moves_its_epoch(held: int) -> None:
+def test_a_report_that_comes_while_a_group_forms_moves_its_opening(held: int) -> None:
     state, _ = play([join(0), NodeHolds("b", held)])
     state, instructions = play([join(1, "b")], state)
     assert instructions[0] == Seated(1, opening=held + 1, ready=True)
     assert state.last_opening == held + 1
 
 
-def test_a_report_of_an_earlier_epoch_does_not_move_the_one_that_forms() -> None:
+def test_a_report_of_an_earlier_opening_does_not_move_the_one_that_forms() -> None:
     state, _ = play([join(0), join(1, "b"), leave(0), join(0), NodeHolds("c", 1)])
     assert state.forming is not None
     assert state.forming.opening == 2
 
 
-def test_a_report_of_a_known_epoch_changes_nothing() -> None:
+def test_a_report_of_a_known_opening_changes_nothing() -> None:
     state = ready(2)
     assert step(state, NodeHolds("a", 1)) == (state, ())
     assert step(state, NodeHolds("a", 0)) == (state, ())
 
 
-def test_a_report_of_a_later_epoch_does_not_rename_the_one_that_is_complete() -> None:
+def test_a_report_of_a_later_opening_does_not_rename_the_one_that_is_complete() -> None:
     state, _ = play([NodeHolds("a", 7)], ready(2))
     assert step(state, join(0)) == (state, (Seated(0, opening=1, ready=True),))
 
 
-def test_ranks_of_a_forgotten_epoch_can_finish() -> None:
+def test_ranks_of_a_forgotten_opening_can_finish() -> None:
     state, _ = play([NodeHolds("a", 7)])
     assert step(state, leave(0)) == (state, ())
 
 
-def test_tolerance_for_forgotten_epochs_ends_with_the_next_epoch() -> None:
+def test_tolerance_for_forgotten_openings_ends_with_the_next_opening() -> None:
     state, _ = play([NodeHolds("a", 7), join(0), join(1, "b")])
     assert type(refused(state, leave(0, session="stranger"))) is MultipleUnregister

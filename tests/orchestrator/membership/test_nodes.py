@@ -18,9 +18,9 @@ from allfold_orchestrator.membership.nodes import (
 from allfold_orchestrator.store import keys
 from tests.orchestrator.builders import node
 
-HERE = NodeRecord(node("a", "1"), "0.1.0", registered_at=5.0)
-RESTARTED = NodeRecord(node("a", "2"), "0.1.0", registered_at=9.0)
-MOVED = NodeRecord(node("a", "2", data_address="elsewhere:7402"), "0.1.0", registered_at=9.0)
+HERE = NodeRecord(node("a", "1", version="0.1.0"), registered_at=5.0)
+RESTARTED = NodeRecord(node("a", "2"), registered_at=9.0)
+MOVED = NodeRecord(node("a", "2", data_address="elsewhere:7402"), registered_at=9.0)
 
 
 def test_a_new_name_is_free() -> None:
@@ -71,19 +71,25 @@ def test_records_survive_their_json_form() -> None:
     assert NodeRecord.from_dict(json.loads(json.dumps(record.to_dict()))) == record
 
 
+def test_a_record_of_an_older_release_has_its_version_beside_the_node() -> None:
+    written = HERE.to_dict()
+    assert written["version"] == written["info"].pop("version") == "0.1.0"
+    assert NodeRecord.from_dict(written) == HERE
+
+
 def test_a_life_names_a_node_and_an_incarnation() -> None:
     assert keys.parse_life(keys.life("node-a.1", "b_2")) == ("node-a.1", "b_2")
 
 
 def test_a_record_is_alive_in_its_own_incarnation_until_it_is_lost() -> None:
-    record = NodeRecord(node("a", "1"), "0", 0.0)
+    record = NodeRecord(node("a", "1"), 0.0)
     assert record.is_alive_as("1")
     assert not record.is_alive_as("2")
     assert not replace(record, lost_at=1.0).is_alive_as("1")
 
 
 def test_a_node_that_lives_is_ended_by_its_own_incarnation_alone() -> None:
-    record = NodeRecord(node("a", "1"), "0", 0.0)
+    record = NodeRecord(node("a", "1"), 0.0)
     assert record.may_be_ended_by("1")
     assert not record.may_be_ended_by("2")
     assert replace(record, lost_at=1.0).may_be_ended_by("2")

@@ -16,7 +16,7 @@ from tests.orchestrator.builders import GROUP, join, leave, lost, play, ready
 EMPTY = GroupState(GROUP)
 
 
-def test_once_a_rank_has_left_the_next_epoch_can_form() -> None:
+def test_once_a_rank_has_left_the_next_opening_can_form() -> None:
     state, instructions = play([leave(0), join(0)], ready(2))
     assert instructions == (Seated(0, opening=2, ready=False),)
     assert state.current is not None
@@ -34,7 +34,7 @@ def test_a_group_goes_on_without_a_rank_that_leaves_and_its_name_stays_taken(
     assert reason.is_loss is (reason in (Reason.LOST, Reason.NODE_LOST))
 
 
-def test_a_formation_with_all_its_ranks_waits_for_the_last_one_of_the_epoch_before() -> None:
+def test_a_formation_with_all_its_ranks_waits_for_the_last_one_of_the_opening_before() -> None:
     state, instructions = play([leave(0), join(0), join(1, "b", session="new")], ready(2))
     assert instructions == (Seated(1, opening=2, ready=False),)
     assert state.forming is not None

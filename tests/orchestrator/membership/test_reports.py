@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from allfold_core.survival.records import Seat
-from allfold_core.survival.term_record import Registration, StoreLife, TermRecord
+from allfold_core.survival.term_record import TermRecord
 from allfold_orchestrator.membership.group_state import (
     AgentRegistered,
     AgentRegisters,
@@ -17,6 +17,7 @@ from allfold_orchestrator.membership.group_state import (
     PlanReady,
     RanksDeparted,
     Reason,
+    StoreLife,
 )
 from allfold_orchestrator.membership.membership import step
 from allfold_orchestrator.membership.reports import term_record
@@ -37,10 +38,10 @@ def record_of(state: GroupState) -> TermRecord:
 def registers(
     name: str, held: TermRecord, *, store: StoreLife = LATER, generation: int = 0, out: bool = False
 ) -> AgentRegisters:
-    return AgentRegisters(Registration((name, "1"), generation, held, out), store, UNTIL)
+    return AgentRegisters((name, "1"), generation, held, store, UNTIL, is_out=out)
 
 
-def test_an_epoch_begins_with_a_term_of_all_its_nodes_and_of_the_stores_generation() -> None:
+def test_an_opening_begins_with_a_term_of_all_its_nodes_and_of_the_stores_generation() -> None:
     joins = [join(rank, "ab"[rank], generation=3) for rank in (0, 1)]
     state, _ = play(joins)
     record = record_of(state)
@@ -157,11 +158,11 @@ def test_an_agent_that_read_the_store_before_its_last_loss_registers_with_what_i
     assert step(state, late) == (state, (LossShown(1),))
 
 
-@pytest.mark.parametrize("later_epoch", [False, True])
-def test_an_agent_that_still_holds_an_opening_that_is_over_is_out(later_epoch: bool) -> None:
+@pytest.mark.parametrize("later_opening", [False, True])
+def test_an_agent_that_still_holds_an_opening_that_is_over_is_out(later_opening: bool) -> None:
     held = record_of(ready(2))
     state, _ = play([leave(0), leave(1)], ready(2))
-    if later_epoch:
+    if later_opening:
         state, _ = play([NodeHolds("c", 5)], state)
     assert step(state, registers("a", held, store=STORE)) == (
         state,

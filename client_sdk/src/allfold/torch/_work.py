@@ -99,6 +99,7 @@ class Work(dist.Work):
             raise
         if self._quotients is not None:
             self._quotients.divide()
+        # Last: once it says so, nothing is written to the tensors any more.
         self._is_over = True
         return True
 

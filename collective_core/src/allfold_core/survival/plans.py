@@ -33,7 +33,7 @@ class GroupPolicy:
     def waits_in_ops(self, epoch: Epoch) -> bool:
         """Return True if ops wait for others to join: too few are left.
 
-        If others may only join at edges, ops fail instead, and the ranks wait at an edge.
+        If others may only join at boundaries, ops fail instead, and the ranks wait at a boundary.
         """
         return self.options.is_elastic and not self.options.at_commits and self.is_too_small(epoch)
 

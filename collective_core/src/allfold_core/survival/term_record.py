@@ -1,4 +1,4 @@
-"""The record of a group's term, and what agents report of it. Values only."""
+"""The record of a group's term. Values only."""
 
 from __future__ import annotations
 
@@ -20,14 +20,6 @@ from allfold_core.topology import Member
 
 Life = tuple[str, str]
 """A node by its name, in one incarnation."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoreLife:
-    """One life of the store: its generation, and the server's own name for this life of it."""
-
-    generation: int
-    run_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,20 +123,3 @@ class TermRecord:
         if set(names) != self.voters.keys():
             raise ValueError("a term has other voters than its record")
         return self
-
-
-@dataclass(frozen=True, slots=True)
-class Registration:
-    """The report of an agent on one group when it registers with the store.
-
-    Attributes:
-        life: the node, in its incarnation.
-        generation: of the store with which it registered last; 0 before the first time.
-        held: the newest term that it has taken, with the generation in which it was announced.
-        is_out: a term has left it out, so it takes part in nothing.
-    """
-
-    life: Life
-    generation: int
-    held: TermRecord
-    is_out: bool = False

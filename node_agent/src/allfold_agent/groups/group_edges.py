@@ -146,6 +146,7 @@ class GroupEdges:
     def drop(self, lives: Collection[Life]) -> None:
         """End the edges to and from nodes without which the group goes on."""
         with self._group.table.lock:
+            # First: no new edge to them is served, and the end of one is no failure.
             self._members.dismiss(lives)
             edges = self.ops.detach(lives)
         edges += self.p2p.detach(lives)
@@ -166,10 +167,12 @@ class GroupEdges:
         with table.lock:
             if self._closing:
                 return
+            # First: an edge that ends from here on is no failure.
             self._closing = True
         self.ops.finish(monotonic() + linger)
         self.p2p.finish(monotonic() + linger)
         with table.lock:
+            # Only now: until then peers may dial again for what they are owed.
             self._closed = True
             table.changed.notify_all()
         self.ops.close()

@@ -187,6 +187,7 @@ class GroupRegistry:
                 groups[:] = [each for each in groups if each is not group]
                 if not groups:
                     del self._groups[group.name]
+                # Now that it is out: a newer group of the same opening may be there still.
                 self._remember_end(group)
             self._changed.notify_all()
             return is_here

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from allfold_core.errors import InvalidArgument
-from allfold_core.schema import MAX_WORLD_SIZE, NAME_PATTERN, OpeningNumber
+from allfold_core.schema import MAX_OPENING, MAX_WORLD_SIZE, NAME_PATTERN, Within
 from allfold_orchestrator import __version__, bodies
 from allfold_orchestrator.http.metrics import all_nodes
 from allfold_orchestrator.http.plan_bodies import PlanBodies
@@ -30,6 +30,7 @@ Service = Annotated[Orchestrator, Depends(_service)]
 _NAME = {"pattern": NAME_PATTERN}
 NodeName = Annotated[str, Path(**_NAME, description="The node's name.")]
 GroupName = Annotated[str, Path(**_NAME, description="The group's name.")]
+OpeningNumber = Annotated[int, Within(0, MAX_OPENING + 1, may_be_text=True)]
 RankNumber = Annotated[int, Path(ge=0, lt=MAX_WORLD_SIZE)]
 Session = Annotated[str, Query(**_NAME, description="The session of the rank's process.")]
 Incarnation = Annotated[
@@ -153,7 +154,7 @@ async def remove_node(
     ),
 )
 async def drain_node(node: NodeName, service: Service, request: Request) -> bodies.Draining:
-    """Make a node take no more ranks; its ranks of elastic groups leave at their next edge.
+    """Make a node take no more ranks; its ranks of elastic groups leave at their next boundary.
 
     Answers at once; repeat it until no rank is left. A node drains until its agent is restarted.
     """

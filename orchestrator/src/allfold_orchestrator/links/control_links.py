@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from allfold_control import messages
 from allfold_core.errors import ServiceError
-from allfold_core.survival.term_record import Life, Registration, StoreLife, TermRecord
+from allfold_core.survival.term_record import Life, TermRecord
 from allfold_orchestrator.links.detector_runner import TICK_SECONDS, DetectorRunner, Dial
 from allfold_orchestrator.links.dial import dial
 from allfold_orchestrator.links.known_terms import KnownTerms
@@ -25,6 +25,7 @@ from allfold_orchestrator.membership.group_state import (
     AgentRegistered,
     AgentRegisters,
     LossShown,
+    StoreLife,
 )
 from allfold_orchestrator.membership.reports import term_record
 from allfold_orchestrator.service import Orchestrator
@@ -184,12 +185,12 @@ class ControlLinks:
     async def _report(
         self, node: Life, request: messages.Register, held: messages.Held, life: StoreLife
     ) -> AgentRegistered | LossShown:
-        report = Registration(node, request.generation, held.record, held.is_out)
         until = self._store.clock.now() + self._store.nodes.lease_seconds
+        report = AgentRegisters(
+            node, request.generation, held.record, life, until, is_out=held.is_out
+        )
         try:
-            outcomes = await self._store.groups.submit(
-                held.group, AgentRegisters(report, life, until)
-            )
+            outcomes = await self._store.groups.submit(held.group, report)
         except ServiceError as error:
             if not error.details.get("unreadable"):
                 raise

@@ -16,7 +16,8 @@ from typing import Any, Self
 from allfold_core.errors import AllfoldError
 from allfold_core.group_options import GroupOptions
 from allfold_core.plan import Plan
-from allfold_core.survival.term_record import Life, Registration, StoreLife, TermRecord
+from allfold_core.survival.term_record import Life, TermRecord
+from allfold_core.topology import Member
 from allfold_orchestrator.membership.rank_map import RankMap
 
 
@@ -54,20 +55,21 @@ class NodeInfo:
     cores: int = 0
     version: str = ""
 
-    def to_dict(self) -> dict[str, str | float]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the fields by name."""
-        return {
-            "node": self.node,
-            "incarnation": self.incarnation,
-            "control_url": self.control_url,
-            "data_address": self.data_address,
-            "device_type": self.device_type,
-            "zone": self.zone,
-            "latency": self.latency,
-            "bandwidth": self.bandwidth,
-            "cores": self.cores,
-            "version": self.version,
-        }
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    def member(self, ranks: Iterable[int] = ()) -> Member:
+        """Return it as a node of a plan."""
+        return Member(
+            node=self.node,
+            control_url=self.control_url,
+            data_address=self.data_address,
+            ranks=tuple(ranks),
+            device_type=self.device_type,
+            zone=self.zone,
+            incarnation=self.incarnation,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +230,14 @@ class GroupState:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreLife:
+    """One life of the store: its generation, and the server's own name for this life of it."""
+
+    generation: int
+    run_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Join:
     """A rank asks for its seat, in a group that forms or one that runs and takes in others.
 
@@ -295,13 +305,21 @@ class NodeHolds:
 class AgentRegisters:
     """An agent says which term of this group it has taken.
 
-    ``store`` is the store's life with which it registers, and ``until`` the end of the grace in
-    which others may do so, if this is how the loss of a record is found.
+    Attributes:
+        life: the node, in its incarnation.
+        generation: of the store with which it registered last; 0 before the first time.
+        held: the newest term that it has taken, with the generation in which it was announced.
+        store: the store's life with which it registers now.
+        until: the end of the grace in which others may do so, if a loss of the record shows here.
+        is_out: a term has left it out, so it takes part in nothing.
     """
 
-    report: Registration
+    life: Life
+    generation: int
+    held: TermRecord
     store: StoreLife
     until: float
+    is_out: bool = False
 
 
 Event = Join | Leave | NodesLost | NodeHolds | AgentRegisters

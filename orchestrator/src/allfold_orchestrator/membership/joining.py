@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from allfold_core.errors import AllfoldError, GroupFull, RegisterParamsMismatch, ServiceError
 from allfold_core.schema import work_together
 from allfold_core.survival.records import Seat
-from allfold_core.survival.term_record import Life, TermRecord, Voter
+from allfold_core.survival.term_record import Life, TermRecord
 from allfold_core.verdict import counted
 from allfold_orchestrator.membership.group_state import (
     GroupParams,
@@ -161,7 +161,7 @@ def join_running(state: GroupState, join: Join) -> Outcome:
         return state, (Rejected(refusal),)
     node = join.seat.node
     if not record.has(join.seat.life):
-        record = admit(record, node.node, _voter(node))
+        record = admit(record, node.member())
     rank, state = _with_seat(replace(state, term=record), join.seat)
     return state, (Seated(rank, record.opening, ready=True),)
 
@@ -183,10 +183,6 @@ def without_node_of(before: GroupState, state: GroupState, leave: Leave) -> Grou
     if narrowed is None:
         return state
     return replace(state, term=replace(narrowed, seats=()) if _of_term(state) else narrowed)
-
-
-def _voter(info: NodeInfo) -> Voter:
-    return Voter(info.incarnation, info.data_address, info.control_url, info.device_type, info.zone)
 
 
 def _not_now(group: str, record: TermRecord, join: Join) -> AllfoldError | None:

@@ -93,14 +93,14 @@ def end_term(state: GroupState, reason: Reason) -> Outcome:
     return replace(ended, current=current), (departed,)
 
 
-def agent_registers(state: GroupState, event: AgentRegisters) -> Outcome:
+def agent_registers(state: GroupState, report: AgentRegisters) -> Outcome:
     """Note the term that an agent holds, see :func:`register`."""
-    report, record = event.report, term_record(state)
+    record = term_record(state)
     if record is None and _is_over(state, report.held.opening):
         return state, (AgentRegistered(is_out=True),)
-    if shows_loss(record, event.store, report):
+    if shows_loss(record, report):
         return state, (LossShown(report.generation),)
-    answer = register(record, event.store, report, event.until)
+    answer = register(record, report)
     if answer.record is not None:
         state = _above(state, answer.record.opening)
     elif not answer.is_out:

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from allfold_control.records import read_record, record_fields
 from allfold_core.plan import Plan
+from allfold_core.schema import UnknownSchema
 from allfold_orchestrator.membership.group_state import (
     Formation,
     GroupParams,
@@ -201,10 +202,25 @@ def _formation(
     left: Mapping[int, RankMap[Reason]],
 ) -> Formation:
     opening = meta["epoch"]
-    params, links = GroupParams.from_dict(meta["params"]), LinkSettings(**meta["links"])
+    params, links = _params(meta["params"]), LinkSettings(**meta["links"])
     tables = seats.get(opening, _NONE), left.get(opening, _NONE)
     more = {name: meta[name] for name in ("generation", "refused") if name in meta}
     return Formation(opening, params, links, *tables, **more)
+
+
+def _params(data: dict[str, Any]) -> GroupParams:
+    """Return the parameters of a formation; ``UnknownSchema`` where it has others than are known.
+
+    Ranks that join here would be held to none of those, and the next write would drop them.
+    """
+    params = GroupParams.from_dict(data)
+    known = params.to_dict().keys()
+    if unknown := sorted(data.keys() - known):
+        raise UnknownSchema(
+            f"its ranks agree on {', '.join(unknown)}, of which this version of the orchestrator "
+            f"knows nothing: it expected only {', '.join(known)}"
+        )
+    return params
 
 
 def _entries(record: Mapping[str, str]) -> Iterator[tuple[str, int, int, str]]:

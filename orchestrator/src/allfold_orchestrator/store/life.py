@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from redis.exceptions import WatchError
 
-from allfold_core.survival.term_record import StoreLife
+from allfold_orchestrator.membership.group_state import StoreLife
 from allfold_orchestrator.membership.terms import outgrow, store_life
 from allfold_orchestrator.store import keys, schemas
 from allfold_orchestrator.store.failures import store_errors, until_undisputed

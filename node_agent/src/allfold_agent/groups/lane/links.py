@@ -144,6 +144,7 @@ class LaneLinks:
         link = self._links.pop(life, None)
         if link is not None:
             link.close()
+        # Last: it looks if all links are whole.
         self._on_change()
 
     def _end(self, life: Life) -> None:
@@ -153,6 +154,7 @@ class LaneLinks:
 
     def close(self) -> None:
         """End all connections. From any thread."""
+        # First: until the lane's thread comes to _close, nobody is dialled or taken in.
         self._closed = True
         for event in list(self._dialling.values()):
             event.set()
