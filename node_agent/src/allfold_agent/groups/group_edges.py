@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from allfold_agent.edges.edges import Edges
 from allfold_agent.edges.lane_link import LaneDoor
-from allfold_agent.edges.members import Life
+from allfold_agent.edges.members import GroupLife
 from allfold_agent.edges.opening import EdgeRequest, Traffic
 from allfold_agent.edges.out_edge import OutEdge
 from allfold_agent.execution.op_edges import OpReceiver
@@ -143,7 +143,7 @@ class GroupEdges:
 
     # The end
 
-    def drop(self, lives: Collection[Life]) -> None:
+    def drop(self, lives: Collection[GroupLife]) -> None:
         """End the edges to and from nodes without which the group goes on."""
         with self._group.table.lock:
             # First: no new edge to them is served, and the end of one is no failure.
