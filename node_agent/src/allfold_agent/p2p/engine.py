@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 from allfold_agent.edges.edges import DialFrom, Edges
 from allfold_agent.edges.in_edge import InEdge
-from allfold_agent.edges.members import GroupNodes, GroupLife
+from allfold_agent.edges.members import GroupLife, GroupNodes
 from allfold_agent.edges.opening import Traffic
 from allfold_agent.edges.out_edge import OutEdge
 from allfold_agent.execution.op import RankEndpoint

@@ -11,7 +11,7 @@ from threading import Event
 from allfold_agent.edges.connections import EdgeCounters
 from allfold_agent.edges.edges import DialFrom
 from allfold_agent.edges.lane_link import LaneDoor, LaneLink, OnFrame
-from allfold_agent.edges.members import GroupNodes, GroupLife
+from allfold_agent.edges.members import GroupLife, GroupNodes
 from allfold_agent.edges.opening import EdgeOpener, EdgeRequest, Traffic
 from allfold_agent.runtime.lane_thread import LaneThread
 from allfold_agent.runtime.threads import start_thread
