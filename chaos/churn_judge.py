@@ -18,7 +18,7 @@ from chaos.judge import (
 )
 from chaos.records import RankLog, Record
 
-_NOT_COLLECTIVE = ("init", "edge", "send", "recv")
+_NOT_COLLECTIVE = ("init", "boundary", "send", "recv")
 
 
 def judge_churn(life: Life) -> list[Finding]:

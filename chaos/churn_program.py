@@ -22,7 +22,7 @@ from chaos.records import BROKEN, DRAINED, FINISHED, Record, Writer
 from chaos.script import CONTROL, WORLD, op_at, shift_after
 
 MOST_RANKS = 8
-# Ops that are called together, or one after the other; ranks come to an edge after each block.
+# Ops that are called together, or one after the other; ranks come to a boundary after each block.
 _BLOCK = 8
 _INIT_SECONDS = 60.0
 
@@ -42,14 +42,14 @@ class ChurnPlayer(Player):
     def __init__(self, orders: ChurnOrders, group: allfold.Group, writer: Writer) -> None:
         super().__init__(orders, {WORLD: group}, writer)
         self._group = group
-        self._has_edges = orders.joins == "commit"
+        self._has_boundaries = orders.joins == "commit"
 
     def play(self) -> str:
         """Call ops until the last one, or until this rank has left; return its ending."""
         number = self._group.membership.first
         while True:
             end = number - number % _BLOCK + _BLOCK
-            ending = self._play_block(range(number, end)) or self._at_edge(end)
+            ending = self._play_block(range(number, end)) or self._at_boundary(end)
             if ending:
                 return ending
             if self._last:
@@ -79,7 +79,7 @@ class ChurnPlayer(Player):
         found = self._group._channel.next_op
         assert found == number, f"the group's next op is {found}, the rank's {number}"
 
-    def _at_edge(self, end: int) -> str:
+    def _at_boundary(self, end: int) -> str:
         """Exchange messages with the neighbours, where all know the same ranks; let others join."""
         op, group = shift_after(end), self._group
         try:
@@ -87,8 +87,8 @@ class ChurnPlayer(Player):
                 ending = self._finish_all([self._send(op, group), self._receive(op, group)])
                 if ending:
                     return ending
-            if self._has_edges and not self._last:
-                group.edge()
+            if self._has_boundaries and not self._last:
+                group.boundary()
         except allfold.Drained:
             return DRAINED
         return ""
@@ -131,10 +131,10 @@ def main() -> None:
     print("ready", flush=True)
     try:
         ending = ChurnPlayer(orders, group, writer).play()
-    except AllfoldError as error:  # at an edge
+    except AllfoldError as error:  # at a boundary
         code, now = type(error).__name__, monotonic()
         opening = group.membership.opening
-        writer.write(Record(-1, WORLD, "edge", now, now, code, error.message, opening=opening))
+        writer.write(Record(-1, WORLD, "boundary", now, now, code, error.message, opening=opening))
         ending = BROKEN
     leave_all_groups()
     writer.end(ending)

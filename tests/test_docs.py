@@ -21,6 +21,7 @@ from allfold_core.dtypes import Wire
 from allfold_core.errors import error_classes
 from allfold_core.incident import Cause
 from allfold_core.schedules import registry
+from allfold_orchestrator.membership.nodes import REASONS
 from tools import schedule_pictures, sdk_page, settings_page
 
 ROOT = Path(__file__).parents[1]
@@ -40,6 +41,15 @@ def test_every_cause_of_an_incident_is_on_the_page_of_the_diagnosis() -> None:
     page = (ROOT / "docs" / "diagnosis.md").read_text()
     listed = [row[0].strip("`") for row in rows(page) if row[0].startswith("`")]
     assert [cause for cause in Cause if cause.value not in listed] == []
+
+
+# --- docs/control.md
+
+
+def test_every_way_in_which_the_life_of_a_node_ends_is_on_the_page_of_control() -> None:
+    page = (ROOT / "docs" / "control.md").read_text()
+    listed = page.partition("\n## The end of a node's life\n")[2].partition("\n## ")[0]
+    assert sorted(REASONS) == sorted(row[0].strip("`") for row in rows(listed))
 
 
 # --- docs/precision.md

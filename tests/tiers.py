@@ -21,7 +21,7 @@ GATE = (
     One("tests/core/pricing/test_predict", ("elements", "arity"), ("20000", "3")),
     One("tests/conformance/", ("shared_job", "shape"), SHAPES),
     One("tests/conformance/", ("nodes",), TWO_BY_TWO),
-    One("tests/conformance/", ("seed", "torch", "arena", "on_loss", "numel", "edges")),
+    One("tests/conformance/", ("seed", "torch", "arena", "on_loss", "numel", "boundaries")),
     One("tests/client_sdk/test_cli_replicas.py", ("is_named",)),
     One("tests/client_sdk/test_cli_usage.py::test_a_setting_that_a_service", ("named",)),
     One("tests/deploy/test_schemas.py", ("name",)),

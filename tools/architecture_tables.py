@@ -135,7 +135,8 @@ def fence() -> str:
 
 def outcome() -> str:
     return layout(
-        rank_messages.OUTCOME, ["type, 10 or 11", "group", "seq", "epoch", "participants", "edge"]
+        rank_messages.OUTCOME,
+        ["type, 10 or 11", "group", "seq", "epoch", "participants", "boundary"],
     )
 
 

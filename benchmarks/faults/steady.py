@@ -92,7 +92,7 @@ def _bound(names: Sequence[str], slow: tuple[str, str]) -> float:
     port = LinkModel(seconds_per_byte=1 / (_LINK_RATE * (len(names) - 1)))
     plan = Plan(
         group="",
-        epoch=0,
+        opening=0,
         world_size=len(names),
         members=tuple(Member(name, "", "", (rank,)) for rank, name in enumerate(names)),
         tree_order=tuple(range(len(names))),

@@ -111,7 +111,7 @@ def reuse_before_the_last_copy(nbytes: int) -> list[Any]:
     with gpu.turn() as device:
         for _ in range(20):  # each takes its time
             check(driver.cuMemsetD8Async(busy.address, 0, 1, device.stream))
-    show = staged.bring_home()
+    show = staged.copy_out()
     staged.free()
     show()
     del staged, show
@@ -131,7 +131,7 @@ def wait_while_a_graph_is_recorded() -> str:
     """Return the error of waiting for a result on a stream that records a graph."""
     gpu, _ = opened()
     _, staged = staged_list(gpu, 1000)
-    show = staged.bring_home()
+    show = staged.copy_out()
     try:
         with mock.patch.object(device_module, "is_recording", lambda _: True):
             show()

@@ -175,7 +175,7 @@ def test_a_rank_that_leaves_as_its_node_drains_says_so(
     wait_until(lambda: group.should_leave, "it has heard")
     leaves(agent, group.barrier)
     told = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
-    assert told == ["this process leaves its groups at the next edge, as node a drains"]
+    assert told == ["this process leaves its groups at the next boundary, as node a drains"]
 
 
 def test_where_all_commit_a_rank_asks_once_to_be_let_go_and_goes_on(agent: FakeAgent) -> None:
@@ -189,7 +189,7 @@ def test_where_all_commit_a_rank_asks_once_to_be_let_go_and_goes_on(agent: FakeA
 
     def call() -> None:
         group.barrier()
-        group.edge()
+        group.boundary()
         group.barrier()
 
     meanwhile(finish_ops, call)

@@ -1,4 +1,4 @@
-"""Elastic groups as one rank sees them before it asks its agent: numbers, limits and edges."""
+"""Elastic groups as one rank sees them before it asks its agent: numbers, limits and boundaries."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ def test_fewer_ranks_than_min_world_may_ask_to_join_a_group_that_runs() -> None:
         GroupSettings.resolve(1, min_world=9, max_world=8)
 
 
-def test_a_rank_stops_once_at_an_edge_of_which_it_has_heard() -> None:
+def test_a_rank_stops_once_at_a_boundary_of_which_it_has_heard() -> None:
     epochs = Epochs(EpochView("g", 0, 2, 0, 1), Lanes(cast(AgentConnection, None), 0))
-    assert epochs.edge == 0
-    epochs.announce_edge(1)
-    assert epochs.edge == 1
-    epochs.announce({"epoch": 1, "rank": 0, "world_size": 3, "nodes": 2, "edge": 0})
-    epochs.pass_edge(1, 1)
-    assert (epochs.edge, epochs.view.world_size) == (0, 3)
-    epochs.announce_edge(1)  # with an outcome that is waited for later
-    assert epochs.edge == 0
-    epochs.announce_edge(3)
-    epochs.announce_edge(2)
-    assert epochs.edge == 3
+    assert epochs.boundary == 0
+    epochs.announce_boundary(1)
+    assert epochs.boundary == 1
+    epochs.announce({"epoch": 1, "rank": 0, "world_size": 3, "nodes": 2, "boundary": 0})
+    epochs.pass_boundary(1, 1)
+    assert (epochs.boundary, epochs.view.world_size) == (0, 3)
+    epochs.announce_boundary(1)  # with an outcome that is waited for later
+    assert epochs.boundary == 0
+    epochs.announce_boundary(3)
+    epochs.announce_boundary(2)
+    assert epochs.boundary == 3

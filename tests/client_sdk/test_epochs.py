@@ -207,6 +207,23 @@ def test_a_long_recovery_is_explained_once_and_its_end_is_said(
     ]
 
 
+@pytest.mark.parametrize("name", ["boundary", "edge"])
+def test_a_boundary_is_passed_by_its_name_and_by_its_deprecated_one(
+    agent: FakeAgent, group: allfold.Group, name: str
+) -> None:
+    work = group.barrier(async_op=True)
+    agent.conclude(agent.next_op(), boundary=1)
+    work.wait()
+    with ThreadPoolExecutor(1) as pool:
+        passing = pool.submit(getattr(group, name), timeout=10.0)
+        agent.announce(1, rank=2, world_size=5)
+        arrival = agent.pass_boundary(epoch=1)
+        assert passing.result(10)
+    assert (arrival["seq"], arrival["boundary"]) == (1, 1)
+    assert seen(group) == (1, 2, 5)
+    assert not getattr(group, name)(), "nobody waits"
+
+
 def test_a_group_that_shrinks_says_so(
     agent: FakeAgent, group: allfold.Group, caplog: pytest.LogCaptureFixture
 ) -> None:

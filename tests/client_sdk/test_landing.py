@@ -74,7 +74,7 @@ def test_results_that_nobody_waits_for_come_without_another_call(two: Ranks) -> 
     wait_until(lambda: all((each == 2.0).all() for each in tensors), "all results are there")
 
 
-def test_an_op_that_was_waited_for_brings_home_those_before_it(two: Ranks) -> None:
+def test_an_op_that_was_waited_for_copies_out_those_before_it(two: Ranks) -> None:
     for group in two.groups:
         group._channel._ops.watch = lambda: None  # type: ignore[method-assign]
 

@@ -80,7 +80,7 @@ def test_all_kinds_have_the_results_of_the_general_path(make: Make) -> None:
         assert prepared.groups[0]._prepared
 
 
-def test_handles_of_repeated_calls_bring_the_result_home() -> None:
+def test_handles_of_repeated_calls_copy_the_result_out() -> None:
     def program(group: allfold.Group) -> list[float]:
         tensors = [torch.full((5,), float(each)) for each in range(6)]
         works = [group.all_reduce(each, async_op=True) for each in tensors]

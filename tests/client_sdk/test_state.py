@@ -20,7 +20,7 @@ from allfold_core.protocol.state_blocks import BLOCK_BYTES, StateBlock, spans
 
 
 def give(source: allfold.State, target: allfold.State) -> None:
-    """Let one state get the stream of another, block by block and the large tensors backwards."""
+    """Give one state the stream of another, block by block and the large tensors backwards."""
     image = source._image()
     landing = StateLanding(image.head, image.total, target._places)
     rest = list(spans(image.head, image.total))
@@ -208,7 +208,7 @@ def test_a_commit_that_would_end_what_newcomers_have_yet_to_get_is_refused(
 ) -> None:
     ended: list[int] = []
     state = allfold.State(step=0)
-    group: Any = SimpleNamespace(name="train", epoch=1, next_op=7, edge=lambda: True)
+    group: Any = SimpleNamespace(name="train", epoch=1, next_op=7, boundary=lambda: True)
     offering = SimpleNamespace(close=lambda: ended.append(group.next_op))
     monkeypatch.setattr(allfold.State, "offer", lambda *_: offering)
     state.commit(group)
@@ -222,7 +222,7 @@ def test_a_commit_that_would_end_what_newcomers_have_yet_to_get_is_refused(
 
 def test_a_state_is_committed_as_often_as_one_likes_where_nobody_comes() -> None:
     state = allfold.State(step=0)
-    group: Any = SimpleNamespace(name="train", epoch=1, next_op=7, edge=lambda: False)
+    group: Any = SimpleNamespace(name="train", epoch=1, next_op=7, boundary=lambda: False)
     for _ in range(2):
         state.commit(group)
     assert "2 commits" in repr(state)

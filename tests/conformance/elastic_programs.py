@@ -36,13 +36,13 @@ def leave(group: allfold.Group) -> None:
 
 
 def train(
-    group: allfold.Group, folder: str, me: int, *, edges: bool = False
+    group: allfold.Group, folder: str, me: int, *, boundaries: bool = False
 ) -> dict[str, list[list[int]]]:
     """Do ops until a file says so; return each op with its outcome, and the sizes of the group.
 
     Args:
         me: what this rank brings: 1, ``me`` and the number of the op.
-        edges: let others join and leave after each op, and only there.
+        boundaries: let others join and leave after each op, and only there.
     """
     outcomes: list[list[int]] = []
     sizes: list[list[int]] = []
@@ -61,8 +61,8 @@ def train(
             (path / f"{me}.{group.world_size}.{group.epoch}").touch()
         if values[3] < values[0]:
             return {"outcomes": outcomes, "sizes": sizes}
-        if edges:
-            group.edge()
+        if boundaries:
+            group.boundary()
         else:
             time.sleep(0.001)
 
@@ -99,7 +99,7 @@ def reduce_once(group: allfold.Group, timeout: float | None = None) -> list[floa
     return [float(value[0]), group.world_size]
 
 
-def leave_at_an_edge(group: allfold.Group, folder: str, me: int) -> dict[str, Any]:
+def leave_at_a_boundary(group: allfold.Group, folder: str, me: int) -> dict[str, Any]:
     """Do ops as others do, and wish to leave; returns how many were done until it was let go."""
     done = 0
     with suppress(allfold.Drained):
@@ -109,7 +109,7 @@ def leave_at_an_edge(group: allfold.Group, folder: str, me: int) -> dict[str, An
             done += 1
             if done == 3:
                 group.drain()
-            group.edge()
+            group.boundary()
     rank_worker.GROUPS.pop(group.name)
     (Path(folder) / f"{me}.left").touch()
     return {"done": done}

@@ -20,11 +20,11 @@ from tests.support.processes.services import Services
 from tests.support.waiting import wait_until
 
 SHRINK = {"on_loss": "shrink", "timeout": 30.0}
-EDGES = pytest.mark.parametrize("edges", [False, True], ids=["any", "commit"])
+BOUNDARIES = pytest.mark.parametrize("boundaries", [False, True], ids=["any", "commit"])
 
 
-def options_of(edges: bool, **others: Any) -> dict[str, Any]:
-    return {**SHRINK, "joins": "commit" if edges else "any", **others}
+def options_of(boundaries: bool, **others: Any) -> dict[str, Any]:
+    return {**SHRINK, "joins": "commit" if boundaries else "any", **others}
 
 
 def join(job: Job, services: Services, rank: int, **options: Any) -> Call:
@@ -40,24 +40,24 @@ def open_with(job: Job, services: Services, ranks: Sequence[int], **options: Any
     assert told == [[number, len(ranks), 0] for number in range(len(ranks))]
 
 
-def begin(job: Job, rank: int, folder: Path, *, edges: bool) -> Call:
-    return job.start(rank, programs.train, folder=str(folder), me=rank, edges=edges)
+def begin(job: Job, rank: int, folder: Path, *, boundaries: bool) -> Call:
+    return job.start(rank, programs.train, folder=str(folder), me=rank, boundaries=boundaries)
 
 
 def open_and_begin(
-    job: Job, services: Services, folder: Path, ranks: Sequence[int], *, edges: bool
+    job: Job, services: Services, folder: Path, ranks: Sequence[int], *, boundaries: bool
 ) -> dict[int, Call]:
     """Open the group with some ranks, which train until they are stopped."""
-    open_with(job, services, ranks, **options_of(edges))
-    return {rank: begin(job, rank, folder, edges=edges) for rank in ranks}
+    open_with(job, services, ranks, **options_of(boundaries))
+    return {rank: begin(job, rank, folder, boundaries=boundaries) for rank in ranks}
 
 
 def replace_the_lost_one(
-    job: Job, services: Services, folder: Path, calls: dict[int, Call], *, edges: bool
+    job: Job, services: Services, folder: Path, calls: dict[int, Call], *, boundaries: bool
 ) -> None:
     """Rank 3 joins those that are left of three, and all train until they are stopped."""
-    assert join(job, services, 3, **options_of(edges)).result()[:2] == [2, 3]
-    calls[3] = begin(job, 3, folder, edges=edges)
+    assert join(job, services, 3, **options_of(boundaries)).result()[:2] == [2, 3]
+    calls[3] = begin(job, 3, folder, boundaries=boundaries)
     await_size(folder, 3, 3)
     (folder / "stop").touch()
 
@@ -86,19 +86,19 @@ def has_called(services: Services, job: Job, node: str) -> bool:
     return int(last) >= 0
 
 
-@EDGES
+@BOUNDARIES
 def test_ranks_join_on_nodes_that_are_in_the_group_and_on_others(
-    pool: RankPool, services: Services, tmp_path: Path, edges: bool
+    pool: RankPool, services: Services, tmp_path: Path, boundaries: bool
 ) -> None:
     with pool.unregistered((0, 1, 0, 2)) as job:
-        open_with(job, services, (0, 1), **options_of(edges))
-        calls = [begin(job, rank, tmp_path, edges=edges) for rank in (0, 1)]
+        open_with(job, services, (0, 1), **options_of(boundaries))
+        calls = [begin(job, rank, tmp_path, boundaries=boundaries) for rank in (0, 1)]
         for each in (0, 1):  # else others may join before the first op
             await_size(tmp_path, each, 2)
         for newcomer, size in ((2, 3), (3, 4)):
-            rank, world_size, _ = join(job, services, newcomer, **options_of(edges)).result()
+            rank, world_size, _ = join(job, services, newcomer, **options_of(boundaries)).result()
             assert (rank, world_size) == (size - 1, size)
-            calls.append(begin(job, newcomer, tmp_path, edges=edges))
+            calls.append(begin(job, newcomer, tmp_path, boundaries=boundaries))
             for each in range(size):
                 await_size(tmp_path, each, size)
         (tmp_path / "stop").touch()
@@ -108,43 +108,43 @@ def test_ranks_join_on_nodes_that_are_in_the_group_and_on_others(
         assert told[2]["outcomes"][0][0] > 0, "it has begun with a later op"
 
 
-@EDGES
+@BOUNDARIES
 def test_a_rank_that_was_killed_comes_back(
-    pool: RankPool, services: Services, tmp_path: Path, edges: bool
+    pool: RankPool, services: Services, tmp_path: Path, boundaries: bool
 ) -> None:
     with pool.unregistered((0, 1, 2, 1)) as job:
-        calls = open_and_begin(job, services, tmp_path, (0, 1, 2), edges=edges)
+        calls = open_and_begin(job, services, tmp_path, (0, 1, 2), boundaries=boundaries)
         await_size(tmp_path, 0, 3)
         job.ranks[1].kill()
         await_size(tmp_path, 0, 2)
-        replace_the_lost_one(job, services, tmp_path, calls, edges=edges)
+        replace_the_lost_one(job, services, tmp_path, calls, boundaries=boundaries)
         told = results([calls[rank] for rank in (0, 2, 3)])
         check(told)
         assert [size for size, _ in told[0]["sizes"]] == [3, 2, 3]
 
 
-@EDGES
+@BOUNDARIES
 def test_a_node_that_was_killed_comes_back_under_its_name(
-    pool: RankPool, services: Services, tmp_path: Path, edges: bool
+    pool: RankPool, services: Services, tmp_path: Path, boundaries: bool
 ) -> None:
     with pool.unregistered((0, 1, 2, 1)) as job:
-        calls = open_and_begin(job, services, tmp_path, (0, 1, 2), edges=edges)
+        calls = open_and_begin(job, services, tmp_path, (0, 1, 2), boundaries=boundaries)
         await_size(tmp_path, 0, 3)
         services.kill_agent("node1")
         await_size(tmp_path, 0, 2)
         services.restart_dead_agents()
-        replace_the_lost_one(job, services, tmp_path, calls, edges=edges)
+        replace_the_lost_one(job, services, tmp_path, calls, boundaries=boundaries)
         check(results([calls[rank] for rank in (0, 2, 3)]))
         job.ranks[1].kill()
 
 
-def test_a_rank_leaves_at_an_edge_and_nothing_is_redone(
+def test_a_rank_leaves_at_a_boundary_and_nothing_is_redone(
     pool: RankPool, services: Services, tmp_path: Path
 ) -> None:
     with pool.unregistered((0, 1, 2)) as job:
         open_with(job, services, (0, 1, 2), **options_of(True))
-        calls = [begin(job, rank, tmp_path, edges=True) for rank in (0, 1)]
-        leaving = job.start(2, programs.leave_at_an_edge, folder=str(tmp_path), me=2)
+        calls = [begin(job, rank, tmp_path, boundaries=True) for rank in (0, 1)]
+        leaving = job.start(2, programs.leave_at_a_boundary, folder=str(tmp_path), me=2)
         done = leaving.result()["done"]
         await_size(tmp_path, 0, 2)
         (tmp_path / "stop").touch()
@@ -270,7 +270,7 @@ def test_a_rank_that_dies_before_it_is_let_in_holds_nobody_up(
         results([job.start(rank, programs.reduce_once) for rank in (0, 1)])
         wait_until(lambda: services.seated(job.name) == 3, "the third rank waits")
         job.ranks[2].kill()
-        calls = [begin(job, rank, tmp_path, edges=True) for rank in (0, 1)]
+        calls = [begin(job, rank, tmp_path, boundaries=True) for rank in (0, 1)]
         await_size(tmp_path, 0, 2)
         (tmp_path / "stop").touch()
         check(results(calls))

@@ -267,6 +267,15 @@ def _op(state: OpState, stamp: int | None, error: str = "") -> dict[str, Any]:
         (Dead({"s0": "died"}), {"dead": ["s0"]}, "dead"),
         (Dead({"s0": "died"}), {"dead": {"s0": 1}}, "dead"),
         (Rates({"b": 1e8}), {"rates": {"b": 0}}, "rates"),
+        (Rates({"b": 1e8}), {"rates": {"b": "5"}}, "rates"),
+        (Doubt(3, Reason.DEADLINE, 1.0), {"seq": "3"}, "seq"),
+        (Doubt(1, Reason.DEADLINE, 1.0), {"seq": True}, "seq"),
+        (Doubt(3, Reason.DEADLINE, 1.0), {"waited": "1"}, "waited"),
+        (Wishes(lane=True), {"lane": 1}, "lane"),
+        (Wishes(at_boundary={"s0": 5}), {"at_boundary": {"s0": "5"}}, "at_boundary"),
+        (Closed(all_left=True), {"all_left": "yes"}, "all_left"),
+        (REPORTED, {"floor": "3"}, "floor"),
+        (REPORTED, {"ops": {"x": _op(OpState.OPEN, None)}}, "ops"),
     ],
 )
 def test_what_the_machines_could_not_work_with_is_refused(

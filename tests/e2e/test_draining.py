@@ -46,7 +46,7 @@ try:
         if dies and os.environ["RANK"] == "1" and not restarts:
             os.abort()
         if joins == "commit":
-            group.edge()
+            group.boundary()
         time.sleep(0.005)
     group.shutdown()
 finally:

@@ -166,7 +166,7 @@ def test_the_data_port_answers_or_closes(
     assert [each for each in caplog.records if each.levelno >= logging.ERROR] == []
 
 
-_NUMBER = {"request": 1, "number": 0, "seq": 0, "edge": 0}
+_NUMBER = {"request": 1, "number": 0, "seq": 0, "boundary": 0}
 RANK_MESSAGES = [
     *CALLS,
     *(bytes([kind]) + data for kind in (Message.LEAVE, Message.LOOK) for data in DEEP + NUMBERS),

@@ -44,12 +44,12 @@ class FakeGroup:
 
     @property
     def opening(self) -> int:
-        return self.plan.epoch
+        return self.plan.opening
 
 
 PLAN = Plan(
     group="train",
-    epoch=OPENING,
+    opening=OPENING,
     world_size=NODES,
     members=tuple(Member(f"n{i}", f"http://n{i}", "", (i,)) for i in range(NODES)),
     tree_order=tuple(range(NODES)),

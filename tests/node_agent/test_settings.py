@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from allfold_agent.settings import AgentSettings
-from allfold_orchestrator.wire import RegisterNode
+from allfold_orchestrator.bodies import RegisterNode
 
 OPTIONS = AgentSettings.options()
 NODE = {

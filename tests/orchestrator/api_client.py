@@ -51,9 +51,9 @@ class ApiClient:
         return await self.http.post(f"/v1/groups/{group}/ranks", json={**body, **fields})
 
     async def plan(
-        self, session: str, wait: float = 0.0, epoch: int = 1, group: str = "train"
+        self, session: str, wait: float = 0.0, opening: int = 1, group: str = "train"
     ) -> httpx.Response:
-        query: dict[str, str | float] = {"epoch": epoch, "session": session, "wait": wait}
+        query: dict[str, str | float] = {"epoch": opening, "session": session, "wait": wait}
         return await self.http.get(f"/v1/groups/{group}/plan", params=query)
 
     async def leave(self, rank: int, session: str | None = None, **query: Any) -> httpx.Response:

@@ -8,7 +8,6 @@ from typing import Any
 
 from allfold_core.errors import AllfoldError
 from allfold_core.group_options import GroupOptions, Joins, OnLoss
-from allfold_core.survival.term_record import StoreLife
 from allfold_orchestrator.membership.group_state import (
     Event,
     GroupParams,
@@ -21,6 +20,7 @@ from allfold_orchestrator.membership.group_state import (
     RankSeat,
     Reason,
     Rejected,
+    StoreLife,
 )
 from allfold_orchestrator.membership.membership import step
 

@@ -141,4 +141,4 @@ def store(make_store: MakeStore, clock: ManualClock) -> Store:
 
 async def register(store: Store, info: NodeInfo) -> None:
     """Register a node that must not be refused."""
-    assert await store.nodes.register(NodeRecord(info, "0", 0.0)) is None
+    assert await store.nodes.register(NodeRecord(info, 0.0)) is None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from allfold_core.survival.term_record import Life
 from allfold_orchestrator.membership.failure_detector import CONFIRM_SECONDS, FailureDetector
-from allfold_orchestrator.membership.group_state import Life
-from allfold_orchestrator.membership.suspects import Evict, Instruction, SuspicionKind
+from allfold_orchestrator.membership.suspects import Evict, Instruction
 
 A, B, C, D = ((name, "1") for name in "abcd")
 MEMBERS = (A, B, C, D)
@@ -17,7 +17,7 @@ AFTER = CONFIRM_SECONDS + 0.01
 def silent(
     detector: FailureDetector, now: float, reporter: Life, suspected: Life
 ) -> list[Instruction]:
-    return detector.suspected(now, reporter, suspected, SuspicionKind.SILENT, MEMBERS)
+    return detector.suspected(now, reporter, suspected, "silent", MEMBERS)
 
 
 def evicted(instructions: Sequence[Instruction]) -> Mapping[Life, str]:

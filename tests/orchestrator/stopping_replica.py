@@ -31,7 +31,7 @@ def stop_before(owner: Any, name: str, when: Callable[..., bool]) -> None:
     setattr(owner, name, stopping)
 
 
-def _is_judged(*_: object, turn: str | None = None, **__: object) -> bool:
+def _is_decided(*_: object, turn: str | None = None, **__: object) -> bool:
     return turn is not None
 
 
@@ -42,11 +42,11 @@ def _has_lives(_: object, lives: Any, *__: object) -> bool:
 def _is_later_term(message: messages.Down) -> bool:
     if not isinstance(message, messages.TermAnnounced):
         return False
-    return message.record.term.number > message.record.epoch
+    return message.record.term.number > message.record.opening
 
 
 STEPS: dict[str, tuple[Any, str, Callable[..., bool]]] = {
-    "it is evicted in the store": (NodeStore, "evict", _is_judged),
+    "it is evicted in the store": (NodeStore, "evict", _is_decided),
     "its groups get a term": (Orchestrator, "clear_up", _has_lives),
     "the term is announced": (messages, "dump", _is_later_term),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from allfold_orchestrator import wire
+from allfold_orchestrator import bodies
 from allfold_orchestrator.membership.group_state import (
     LinkSettings,
     Seated,
@@ -26,7 +26,7 @@ class Replica:
 
     async def register(self, node: str, incarnation: str = "1") -> None:
         await self.service.register_node(
-            wire.RegisterNode(
+            bodies.RegisterNode(
                 node=node,
                 incarnation=incarnation,
                 control_url=f"http://{node}:7401",
@@ -50,7 +50,7 @@ class Replica:
     ) -> Seated:
         return await self.service.join(
             group,
-            wire.JoinGroup(
+            bodies.JoinGroup(
                 rank=rank,
                 node=node,
                 incarnation=incarnation,
@@ -65,7 +65,7 @@ class Replica:
         (view,) = [each for each in (await self.service.nodes("", 100)).nodes if each.node == node]
         return view.state
 
-    async def groups(self) -> list[wire.GroupView]:
+    async def groups(self) -> list[bodies.GroupView]:
         return (await self.service.groups("", 100)).groups
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from allfold_core.errors import ServiceError
-from allfold_core.survival.term_record import Registration, TermRecord
+from allfold_core.survival.term_record import TermRecord
 from allfold_orchestrator.membership.group_state import AgentRegisters, Leave, Reason, Seated
 from allfold_orchestrator.membership.reports import term_record
 from allfold_orchestrator.store import keys
@@ -51,8 +51,8 @@ async def go_back(replica: Replica) -> None:
 async def report(replica: Replica, node: str, held: TermRecord, until: float) -> None:
     """A node registers what it holds."""
     store = await replica.store.lives.read()
-    said = Registration((node, "1"), held.generation, held)
-    await replica.store.groups.submit(GROUP, AgentRegisters(said, store, until))
+    said = AgentRegisters((node, "1"), held.generation, held, store, until)
+    await replica.store.groups.submit(GROUP, said)
 
 
 async def init(
@@ -85,7 +85,7 @@ async def test_a_group_none_of_whose_nodes_registers_again_gives_its_name_to_who
     await go_back(replica)
     assert await init(replica, clock, 2 * SOON, max_world)
     assert await is_open_for(replica, "c")
-    assert (await record_of(replica)).epoch > 1
+    assert (await record_of(replica)).opening > 1
 
 
 async def test_a_group_keeps_its_name_where_a_node_registers_again(
@@ -97,7 +97,7 @@ async def test_a_group_keeps_its_name_where_a_node_registers_again(
     await report(replica, "a", held, clock.time + LEASE_SECONDS)
     await replica.service.leave(GROUP, Leave(1, "s1", Reason.LOST))
     assert await init(replica, clock, 2 * WANTED_SECONDS, None, "a") is None
-    assert (await record_of(replica)).epoch == 1
+    assert (await record_of(replica)).opening == 1
 
 
 async def test_while_nodes_may_still_register_an_old_record_stays(

@@ -58,7 +58,7 @@ async def test_a_long_poll_on_one_replica_is_woken_by_a_join_on_another(
     await one.join(0)
     waiting = asyncio.create_task(one.plan("s0", wait=30))
     await until(lambda: one.store.notifications._waiting, "the long-poll waits")
-    assert body_of(await other.join(1)) == {"epoch": 1, "ready": True}
+    assert body_of(await other.join(1)) == {"opening": 1, "epoch": 1, "ready": True}
     assert body_of(await within(5, waiting)) == body_of(await other.plan("s1"))
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from allfold_core.survival.term_record import Registration
+from allfold_core.survival.term_record import Life
 from allfold_orchestrator import sweeper
 from allfold_orchestrator.membership.group_state import (
     AgentRegisters,
     Leave,
-    Life,
     Reason,
 )
 from allfold_orchestrator.membership.reports import term_record
@@ -66,8 +65,8 @@ async def test_it_is_said_what_to_do_where_too_few_have_reported_to_evict_a_sile
     assert record
     later = await store.lives.outgrow(record.generation)
     for node in reporting:
-        report = Registration((node, "1"), record.generation, record)
-        event = AgentRegisters(report, later, clock.time + LEASE_SECONDS)
+        until = clock.time + LEASE_SECONDS
+        event = AgentRegisters((node, "1"), record.generation, record, later, until)
         await store.groups.submit(GROUP, event)
     await run_for(replica, clock, LEASE_SECONDS + 2.5 * LOOK_AGAIN_SECONDS, *reporting)
     said = [each for each in caplog.messages if "DELETE /v1/nodes/b?force=true" in each]

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from allfold_core.operations import MAX_STRATEGY_LABEL, Kind
 from allfold_core.schedules.registry import candidates, strategies_for
-from allfold_orchestrator.wire import JoinGroup
+from allfold_orchestrator.bodies import JoinGroup
 
 SEAT: dict[str, Any] = {
     "rank": 0,

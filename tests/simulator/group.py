@@ -80,7 +80,7 @@ class SimulatedGroup(NodeGroup):
 
     def __init__(self, agent: Agent, plan: Plan, joins: TermRecord | None = None) -> None:
         # As the real one does, but for what moves data.
-        self.name, self.opening, self.plan, self.node = plan.group, plan.epoch, plan, agent.node
+        self.name, self.opening, self.plan, self.node = plan.group, plan.opening, plan, agent.node
         self._agent = agent
         self._world = agent.world
         self.birth = agent.world.ledger.birth_of(plan)

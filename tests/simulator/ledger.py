@@ -186,8 +186,8 @@ class Ledger:
     def birth_of(self, plan: Plan) -> str:
         """Return the birth of the group that a node has opened or joined."""
         if plan.sessions:
-            self._births[plan.epoch] = plan.sessions[0]
-        return self._births.get(plan.epoch, "")
+            self._births[plan.opening] = plan.sessions[0]
+        return self._births.get(plan.opening, "")
 
     def known(self, group: SimulatedGroup, epoch: records.Epoch) -> None:
         """A node gets to know an epoch."""

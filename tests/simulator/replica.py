@@ -10,7 +10,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from allfold_core.errors import AllfoldError, LocalError
 from allfold_core.schema import MESSAGE
-from allfold_orchestrator import wire
+from allfold_orchestrator import bodies
 from allfold_orchestrator.http import link_route
 from allfold_orchestrator.http.plan_bodies import PlanBodies
 from allfold_orchestrator.links.control_links import ControlLinks
@@ -45,7 +45,7 @@ class Replica:
         self.orchestrator = Orchestrator(self.store, LinkSettings())
         self.links = ControlLinks(self.store, self.orchestrator, self._dial)
         self._sweeper = Sweeper(self.store, self.orchestrator, self.links.doubt)
-        lease = wire.Lease(lease_seconds=LEASE_SECONDS, heartbeat_seconds=BEAT_SECONDS)
+        lease = bodies.Lease(lease_seconds=LEASE_SECONDS, heartbeat_seconds=BEAT_SECONDS)
         state = {"links": self.links, "orchestrator": self.orchestrator, "lease": lease}
         self._app = SimpleNamespace(state=SimpleNamespace(plan_bodies=PlanBodies(), **state))
         self._lease = lease
@@ -91,7 +91,7 @@ class Replica:
     async def _answer(self, method: str, path: list[str], request: dict[str, Any]) -> Answer:
         match method, path:
             case "POST", ["nodes"]:
-                body = wire.RegisterNode.model_validate(request["json"])
+                body = bodies.RegisterNode.model_validate(request["json"])
                 peers = await self.orchestrator.register_node(body)
                 return self._lease.model_copy(update={"peers": peers})
             case "DELETE", ["nodes", node]:
@@ -104,7 +104,7 @@ class Replica:
                 await self.orchestrator.leave(group, leave)
             case _:
                 raise LocalError(f"no such request: {method} {path}")
-        return wire.Empty()
+        return bodies.Empty()
 
 
 def _host(url: str) -> str:

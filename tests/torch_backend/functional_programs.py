@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from allfold.torch._functional import functional
 from tests.torch_backend.in_group import check, in_group, total, world
 
 _functional = torch.ops._c10d_functional
@@ -39,6 +40,18 @@ def _gathered_into_given_memory(rank: int, size: int, name: Any) -> None:
         returned = _functional.all_gather_into_tensor_out(tensor, size, name, out=whole)
         assert returned.data_ptr() == whole.data_ptr()
         check(_wait(returned), expected)
+
+
+@in_group
+def one_after_another_on_gloo(rank: int, size: int) -> None:
+    """A thread of Gloo drops the tensors of each call while the next one comes."""
+    functional.install()
+    gloo = dist.new_group(backend="gloo").group_name
+    for step in range(500):
+        whole = torch.zeros(2 * size)
+        mine = torch.full((2,), float(step + rank))
+        _wait(_functional.all_gather_into_tensor_out(mine, size, gloo, out=whole))
+        check(whole, [step + each for each in range(size) for _ in range(2)])
 
 
 def _messages_in_a_batch(rank: int, name: str) -> None:

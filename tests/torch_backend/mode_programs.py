@@ -98,7 +98,7 @@ def _reduce_in(rank: int, size: int, modes: list[str]) -> None:
 
 @in_group
 def means_of_inference(rank: int, size: int) -> None:
-    """Such tensors may only be written in inference mode, whoever brings the result home."""
+    """Such tensors may only be written in inference mode, whoever copies the result out."""
     with torch.inference_mode():
         given = _tensors(rank, size)
         works = [dist.all_reduce(tensor, dist.ReduceOp.AVG, async_op=True) for tensor, _ in given]

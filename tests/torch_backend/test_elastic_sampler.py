@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ LOADERS = pytest.mark.parametrize(
 def loader_of(
     members: Members, *, global_batch: int = 8, **options: Any
 ) -> tuple[allfold.torch.ElasticSampler, DataLoader[Any]]:
+    # Workers are forked: what other cases have left would be destroyed there, without its threads.
+    gc.collect()
     sampler = allfold.torch.ElasticSampler(DATASET, global_batch, group=members)
     return sampler, DataLoader(DATASET, batch_sampler=sampler, **options)
 

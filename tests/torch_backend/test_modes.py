@@ -22,7 +22,7 @@ def test_all_modes_at_once_change_no_result(one_node: TorchJob) -> None:
     one_node.run(programs.reduced_in, modes=[*programs.MODES])
 
 
-def test_results_of_inference_mode_are_brought_home_outside_of_it(one_node: TorchJob) -> None:
+def test_results_of_inference_mode_are_copied_out_outside_of_it(one_node: TorchJob) -> None:
     one_node.run(programs.means_of_inference)
 
 

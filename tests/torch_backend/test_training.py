@@ -90,6 +90,12 @@ def test_functional_collectives_that_ask_for_a_backend_do_without_one(one_node: 
     one_node.run(functional_programs.asking_for_a_backend)
 
 
+def test_functional_collectives_of_gloo_go_on_while_its_threads_drop_tensors(
+    one_node: TorchJob,
+) -> None:
+    one_node.run(functional_programs.one_after_another_on_gloo)
+
+
 def test_a_batch_of_messages_that_cannot_be_is_refused(one_node: TorchJob) -> None:
     for uneven, unknown in one_node.run(functional_programs.refused_batches):
         assert "1 operations, 2 peers, 2 tags, 2 tensors" in uneven

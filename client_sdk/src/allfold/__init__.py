@@ -73,7 +73,7 @@ from allfold_core.errors import (
 )
 from allfold_core.operations import ReduceOp
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "AgentLost",

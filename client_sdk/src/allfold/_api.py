@@ -81,7 +81,7 @@ def init(
         max_world: the most ranks that the group has at a time (``ALLFOLD_MAX_WORLD``; by default
             nobody joins it while it runs). Must be the same on every rank.
         joins: when ranks may join an elastic group: ``"any"``, between any two ops; ``"commit"``,
-            only where all ranks call :meth:`Group.edge`, as :meth:`allfold.State.commit` does.
+            only where all ranks call :meth:`Group.boundary`, as :meth:`allfold.State.commit` does.
             Default: "commit" with a ``state``, else "any". Must be the same on every rank.
         group_key: a secret that every rank of the group must have; others cannot join
             (``ALLFOLD_GROUP_KEY``; by default whoever reaches an agent can).

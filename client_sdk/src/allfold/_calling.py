@@ -23,7 +23,7 @@ from allfold_core.protocol.rank_messages import FIRST_PAIR
 
 _REMEMBERED = 512  # calls that are unlike each other
 # Instead of the result of a call that has to be looked at as if there were none like it.
-_UNLIKE = object()
+_UNCACHED = object()
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -42,7 +42,7 @@ def collective(describe: Method) -> Method:
             key = likeness(describe, given, named)
             if key is not None:
                 result = self._repeat(key, given, named)
-                if result is not _UNLIKE:
+                if result is not _UNCACHED:
                     return result
             check(named)
             options = {name: value for name, value in named.items() if name in OPTIONS}
@@ -95,15 +95,15 @@ class Calling(ABC):
             given, named: its arguments.
 
         Returns:
-            Its result or handle; ``_UNLIKE`` if it has to be looked at as if there were none.
+            Its result or handle; ``_UNCACHED`` if it has to be looked at as if there were none.
         """
         if (prepared := self._prepared.get(key)) is None:
-            return _UNLIKE
+            return _UNCACHED
         now = monotonic()
         if prepared.recipe is not None:
             self._connection.glance(now)
         if not self._may_repeat(prepared):
-            return _UNLIKE
+            return _UNCACHED
         if not named:
             return self._channel.repeat(prepared, given, self.timeout, now, waits=True)
         seconds = self._seconds(named.get("timeout"))
@@ -194,7 +194,7 @@ class Calling(ABC):
         if self.next_op > number:
             self._note_in_flight(error, f"op {number}")
         elif not self.membership.epochs.awaits_others:
-            # Where too few ranks are left, the others wait at an edge, and call no op.
+            # Where too few ranks are left, the others wait at a boundary, and call no op.
             self._channel.abandon(call, error)
 
     def _note_in_flight(self, error: BaseException, what: str) -> None:

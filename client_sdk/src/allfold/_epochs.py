@@ -51,7 +51,7 @@ class Epochs:
         self.held_for = 0.0
         self.waits_for = ""
         self._upcoming: dict[int, EpochView] = {}
-        self._edge, self._passed_edge = view.edge, 0
+        self._boundary, self._passed_boundary = view.boundary, 0
         self._entering = Lock()
         self._has_warned = False
 
@@ -81,7 +81,7 @@ class Epochs:
                 log.error("group '%s': unknown epoch %d in an outcome", before.group, ordinal)
                 return
             self.view = view
-            self.announce_edge(view.edge)
+            self.announce_boundary(view.boundary)
             for older in [each for each in self._upcoming if each <= ordinal]:
                 del self._upcoming[older]
         _log_change(before, view)
@@ -90,25 +90,25 @@ class Epochs:
         """Take the outcome of an op that was posted to a lane; return False if there is none."""
         return self.lanes.settle(outcome, error)
 
-    # Edges, where others join and leave
+    # Boundaries, where others join and leave
 
     @property
-    def edge(self) -> int:
-        """The number of the edge that this rank has to come to; 0 while nobody waits there."""
-        return self._edge if self._edge > self._passed_edge else 0
+    def boundary(self) -> int:
+        """The number of the boundary that this rank has to come to; 0 while nobody waits there."""
+        return self._boundary if self._boundary > self._passed_boundary else 0
 
     @property
     def awaits_others(self) -> bool:
-        """True while too few ranks are left, and this one has yet to come to the edge for that."""
-        return self.view.edge > self._passed_edge
+        """True while too few ranks are left, and this one has not come to the boundary for that."""
+        return self.view.boundary > self._passed_boundary
 
-    def announce_edge(self, edge: int) -> None:
-        """Note the edge that was announced with the outcome of an op, or an epoch."""
-        self._edge = max(edge, self._edge)
+    def announce_boundary(self, boundary: int) -> None:
+        """Note the boundary that was announced with the outcome of an op, or an epoch."""
+        self._boundary = max(boundary, self._boundary)
 
-    def pass_edge(self, edge: int, ordinal: int) -> None:
-        """Enter the epoch in which the ranks go on from an edge."""
-        self._passed_edge = max(edge, self._passed_edge)
+    def pass_boundary(self, boundary: int, ordinal: int) -> None:
+        """Enter the epoch in which the ranks go on from a boundary."""
+        self._passed_boundary = max(boundary, self._passed_boundary)
         self.enter(ordinal)
 
     def hold(self, body: Mapping[str, Any]) -> None:

@@ -70,7 +70,7 @@ class Group(Collectives):
 
     In an elastic group, a collective of a rank that was told to leave (by SIGTERM, by a node that
     drains, or by :meth:`drain`) is not done: the rank leaves all its groups, and ``Drained`` ends
-    the program with status 0. With ``joins="commit"`` it is done, and :meth:`edge` leaves.
+    the program with status 0. With ``joins="commit"`` it is done, and :meth:`boundary` leaves.
     """
 
     def __init__(
@@ -113,13 +113,12 @@ class Group(Collectives):
 
     # Ranks that join and leave
 
-    def edge(self, timeout: float | None = None) -> bool:
+    def boundary(self, timeout: float | None = None) -> bool:
         """Take in and release ranks here, in a group that was opened with ``joins="commit"``.
 
         All ranks call it at the same points of the program, where their states are the same:
         :meth:`allfold.State.commit` does. It costs nothing unless a rank waits to join or to leave.
-        In that case it returns when all ranks have come here and the waiting ranks have joined or
-        left.
+        In that case it returns when all ranks are here and the waiting ones have joined or left.
 
         Args:
             timeout: seconds to wait for the other ranks. Default: the group's.
@@ -133,12 +132,16 @@ class Group(Collectives):
         before, seconds = self.epoch, self._seconds(timeout)
         self._see_to_leaving()
         next_op = self._channel.next_op
-        if not self.membership.come_to_edge(next_op, seconds, self._see_to_leaving):
+        if not self.membership.come_to_boundary(next_op, seconds, self._see_to_leaving):
             self._draining.leave()
         return self.epoch != before
 
+    def edge(self, timeout: float | None = None) -> bool:
+        """Deprecated name of :meth:`boundary`; goes in 0.4."""
+        return self.boundary(timeout)
+
     def _await_others(self) -> None:
-        """Wait at an edge for others to join, as too few ranks are left, and give them the state.
+        """Wait at a boundary for others to join too few ranks, and give them the state.
 
         Raises:
             WorldChanged: they have come; the caller's step was begun without them.
@@ -147,7 +150,7 @@ class Group(Collectives):
         size, least = self.world_size, self._options.min_world
         seconds = self._options.join_timeout
         try:
-            has_changed = self.edge(seconds)
+            has_changed = self.boundary(seconds)
         except PeerMissing as error:
             raise BelowMinWorld(
                 f"group '{self.name}' has {counted(size, 'rank')} left, min_world is "
@@ -181,7 +184,7 @@ class Group(Collectives):
         return self._draining.reason is not None and self.elastic
 
     def _leave_or_ask_to(self) -> None:
-        """Leave, or ask once to be let go at the next edge, where all ranks commit.
+        """Leave, or ask once to be let go at the next boundary, where all ranks commit.
 
         Raises:
             Drained: it has left.
@@ -246,17 +249,17 @@ class Group(Collectives):
     def should_leave(self) -> bool:
         """True once this process was told to leave: it got SIGTERM, or its node drains.
 
-        Programs with an elastic group need not check it: the rank leaves at the next edge anyway.
+        Programs with an elastic group need not check: the rank leaves at the next boundary anyway.
         """
         if self._draining.reason is None and not self.membership.left:
             self.membership.session.connection.drain()
         return self._draining.reason is not None
 
     def drain(self) -> None:
-        """Request that this process leave its groups at the next edge, which raises ``Drained``.
+        """Ask this process to leave its groups at the next boundary, which raises ``Drained``.
 
-        That is its next collective; with ``joins="commit"`` it is :meth:`edge`. For programs that
-        handle SIGTERM themselves: a handler may call it.
+        That is its next collective; with ``joins="commit"`` it is :meth:`boundary`. For programs
+        that handle SIGTERM themselves: a handler may call it.
 
         Raises:
             InvalidArgument: the group is not elastic, so that nobody can leave it while it runs.

@@ -30,7 +30,7 @@ from allfold_core.protocol.rank_messages import Message
 
 log = logging.getLogger("allfold")
 
-# How often a rank that waits at an edge looks whether it is to leave.
+# How often a rank that waits at a boundary looks whether it is to leave.
 _GLANCE_SECONDS = 0.5
 # A session is unique within its group, and each plan and term lists those of all ranks.
 _SESSION_BYTES = 8
@@ -151,10 +151,10 @@ class RankMembership:
         request = {"number": self.number, "kind": kind, "nbytes": nbytes}
         return str(self._connection.request(Message.EXPLAIN, request, GRACE_SECONDS)["strategy"])
 
-    # Edges
+    # Boundaries
 
-    def come_to_edge(self, next_op: int, timeout: float, glance: Callable[[], None]) -> bool:
-        """Come to the edge at which others join and leave, if somebody waits for that.
+    def come_to_boundary(self, next_op: int, timeout: float, glance: Callable[[], None]) -> bool:
+        """Come to the boundary at which others join and leave, if somebody waits for that.
 
         Args:
             next_op: the number of this rank's next op.
@@ -168,29 +168,29 @@ class RankMembership:
             PeerMissing: not all ranks have come in time.
         """
         self.check()
-        edge = self.epochs.edge
-        if not edge:
+        boundary = self.epochs.boundary
+        if not boundary:
             return True
-        body = {"number": self.number, "seq": next_op, "edge": edge}
+        body = {"number": self.number, "seq": next_op, "boundary": boundary}
         deadline = monotonic() + timeout
-        pending = self._connection.ask(Message.EDGE, body, timeout)
+        pending = self._connection.ask(Message.BOUNDARY, body, timeout)
         while not self._connection.wait_for(pending, min(_GLANCE_SECONDS, deadline - monotonic())):
             glance()
             if monotonic() < deadline:
                 continue
             raise PeerMissing(
-                f"not all ranks of group '{self.view.group}' have come to the edge at which others "
-                f"join or leave, within {timeout:g} s: all of them have to commit their state at "
-                "the same point of the program",
+                f"not all ranks of group '{self.view.group}' have come to the boundary at which "
+                f"others join or leave, within {timeout:g} s: all of them have to commit their "
+                "state at the same point of the program",
                 timeout=timeout,
                 group=self.view.group,
             )
         answer = pending.outcome()
-        self.epochs.pass_edge(edge, answer["epoch"])
+        self.epochs.pass_boundary(boundary, answer["epoch"])
         return not answer["left"]
 
     def wish_to_leave(self) -> None:
-        """Ask to be let go at the next edge."""
+        """Ask to be let go at the next boundary."""
         self.check()
         self._connection.notify(Message.RETIRE, {"number": self.number}, GRACE_SECONDS)
 

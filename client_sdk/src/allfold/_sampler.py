@@ -60,7 +60,7 @@ class Split(NamedTuple):
             raise InvalidArgument(
                 f"group '{group.name}' takes in ranks between any two ops, so that one may come in "
                 'the middle of a step, and samples be used twice or never: open it with joins="'
-                'commit", or with state=, and call state.commit() or group.edge() after each step'
+                'commit", or with state=; call state.commit() or group.boundary() after each step'
             )
         return cls(group.rank, group.world_size, f"{group.name} {group.epoch}")
 

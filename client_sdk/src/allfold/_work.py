@@ -28,7 +28,7 @@ class Work:
     Args:
         epochs: of the group.
         number: of the op in the group, or of the message.
-        staged: its memory. Whoever asks first brings the result home, and gives the memory back.
+        staged: its memory. Whoever asks first copies the result out, and gives the memory back.
         timeout: seconds that the agent gives it.
         in_flight: where it is to be found by its number until it is done.
 
@@ -179,8 +179,8 @@ class Work:
         self._in_flight.settle_before(self.number)
         if self._pending.epoch is not None:
             self._epochs.enter(self._pending.epoch)
-            if self._pending.edge:
-                self._epochs.announce_edge(self._pending.edge)
+            if self._pending.boundary:
+                self._epochs.announce_boundary(self._pending.boundary)
         if self._error is not None:
             raise _copy(self._error)
         self._show()
@@ -275,7 +275,7 @@ class Work:
             answer = self._pending.outcome()
             if self._disclaimed is not None:
                 raise self._disclaimed
-            self._show = staged.bring_home()
+            self._show = staged.copy_out()
             self._result = answer.get("source", staged.result)
         except AllfoldError as error:
             self._error = error.with_traceback(None)

@@ -18,10 +18,10 @@ from allfold_core.incident import MAX_EVIDENCE_TEXT, MAX_SENTENCE, Cause, Effect
 from allfold_core.schema import (
     FIELD,
     MESSAGE,
-    EpochNumber,
     Generation,
     LastSeq,
     Name,
+    OpeningNumber,
     Rank,
     Seq,
     read_object,
@@ -72,7 +72,7 @@ class Progress(Given):
     """The progress of one group on one node."""
 
     group: Name
-    epoch: EpochNumber
+    epoch: OpeningNumber
     last_seq: LastSeq = Field(description="The last op that is done; -1 before the first.")
     in_flight: Seq = Field(description="Ops that have begun.")
 
@@ -142,7 +142,7 @@ class IncidentReport(Given):
     culprit: IncidentCulprit
     sentence: str = Field(max_length=MAX_SENTENCE, description="The evidence, for people.")
     group: str = Field(max_length=128)
-    opening: EpochNumber
+    opening: OpeningNumber
     seq: Seq | None = Field(description="The op that waits, or has failed.")
     began: _UnixSeconds
     seen: _UnixSeconds

@@ -4,14 +4,39 @@ from __future__ import annotations
 
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    SerializerFunctionWrapHandler,
+    TypeAdapter,
+    ValidationError,
+    WrapSerializer,
+)
 
 from allfold_core.schema import UnknownSchema
 from allfold_core.survival.term_record import TermRecord
 
 T = TypeVar("T")
 
-Record = Annotated[TermRecord, AfterValidator(TermRecord.check)]
+
+# In JSON the opening is "epoch", as older versions read and write it. Not an alias: that needs a
+# configuration of the dataclass, in which the strictness of the message around it would be lost.
+def _from_json(data: Any) -> Any:
+    if isinstance(data, dict) and "epoch" in data and "opening" not in data:
+        return {("opening" if key == "epoch" else key): value for key, value in data.items()}
+    return data
+
+
+def _to_json(record: TermRecord, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    return {("epoch" if key == "opening" else key): each for key, each in handler(record).items()}
+
+
+Record = Annotated[
+    TermRecord,
+    AfterValidator(TermRecord.check),
+    BeforeValidator(_from_json),
+    WrapSerializer(_to_json),
+]
 """A record whose parts fit each other."""
 
 _RECORD: TypeAdapter[TermRecord] = TypeAdapter(Record)

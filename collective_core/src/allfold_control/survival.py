@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from allfold_control.records import checked
 from allfold_core.errors import from_json
 from allfold_core.protocol.frames import FrameError
-from allfold_core.schema import Number, Rate, Schema, Seq
+from allfold_core.schema import Flag, Number, Rate, Schema, Seq
 from allfold_core.survival.records import NO_EPOCH, Epoch, PackedStamp, Stamp, Term
 from allfold_core.survival.reports import (
     Doubt,
@@ -57,7 +57,7 @@ class Closed:
         all_left: it is over everywhere, as no rank is left. Else the sender may be left out.
     """
 
-    all_left: bool
+    all_left: Flag
 
 
 @dataclass(frozen=True)

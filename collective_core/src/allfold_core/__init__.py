@@ -4,4 +4,4 @@ Nothing here does input or output, reads a clock or starts a thread, and only th
 is imported, so agents, the orchestrator, the client and every test can use it alike.
 """
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"

@@ -1,4 +1,4 @@
-"""The plan of one epoch: who is in the group, and how its ops are to be run.
+"""The plan of one opening of a group: who is in the group, and how its ops are to be run.
 
 The orchestrator makes the plan; agents and ranks follow it. Everything that two nodes must decide
 in the same way (order, roots, strategies) is read from the plan and nowhere else.
@@ -12,17 +12,17 @@ from functools import cached_property
 from typing import Any
 
 from allfold_core.group_options import GroupOptions
-from allfold_core.schema import PLAN
+from allfold_core.schema import OPENING_AS_EPOCH, PLAN
 from allfold_core.topology import AS_OPENED, Layout, LinkModel, Member
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One epoch of one group.
+    """One opening of a group's name.
 
     Attributes:
         group: the group's name.
-        epoch: the membership generation; grows with every change and is never used twice.
+        opening: which opening of the name it is; grows with each and is never used twice.
         world_size: the number of ranks, over all nodes.
         members: the nodes in ring order; a *node index* of a schedule is an index into it.
         tree_order: node indices from the root of a tree downwards, neighbours of one device type
@@ -39,7 +39,7 @@ class Plan:
     """
 
     group: str
-    epoch: int
+    opening: int
     world_size: int
     members: tuple[Member, ...]
     tree_order: tuple[int, ...]
@@ -49,6 +49,8 @@ class Plan:
     generation: int = 0
     layout: Layout = AS_OPENED
     schema: int = PLAN.number
+
+    __pydantic_config__ = OPENING_AS_EPOCH
 
     @cached_property
     def _index_of_rank(self) -> dict[int, int]:
@@ -76,7 +78,7 @@ class Plan:
         return {
             "schema": self.schema,
             "group": self.group,
-            "epoch": self.epoch,
+            "epoch": self.opening,
             "world_size": self.world_size,
             # Not asdict, which copies every value of thousands of members on its own.
             "members": [{**vars(member), "ranks": list(member.ranks)} for member in self.members],
@@ -100,7 +102,7 @@ class Plan:
         )
         return cls(
             group=data["group"],
-            epoch=data["epoch"],
+            opening=data["epoch"],
             world_size=data["world_size"],
             members=members,
             tree_order=tuple(data["tree_order"]),

@@ -227,13 +227,26 @@ _Handler = Callable[[Any], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Within:
-    """The bounds of a number: from ``least`` on, below ``end``; no NaN."""
+    """The bounds of a number: from ``least`` on, below ``end``; no NaN.
+
+    Attributes:
+        may_be_text: as keys of JSON objects and parts of URLs are.
+    """
 
     least: float
     end: float
+    may_be_text: bool = False
 
     def __get_pydantic_core_schema__(self, source: Any, handler: _Handler) -> dict[str, Any]:
-        return {**handler(source), "ge": self.least, "lt": self.end}
+        bounds = {"ge": self.least, "lt": self.end, "strict": not self.may_be_text}
+        return {**handler(source), **bounds}
+
+
+class _OnlyItself:
+    """Makes a field take values of its type alone, where others could be converted."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: _Handler) -> dict[str, Any]:
+        return {**handler(source), "strict": True}
 
 
 @dataclass(frozen=True)
@@ -275,14 +288,20 @@ class Matching:
         return {"type": "function-after", "function": function, "schema": text}
 
 
+OPENING_AS_EPOCH = {
+    "alias_generator": lambda name: "epoch" if name == "opening" else name,
+    "serialize_by_alias": True,
+}
+"""Of a dataclass whose ``opening`` is ``epoch`` in JSON, as older versions read and write it."""
+
 NAME_PATTERN = r"^[A-Za-z0-9._-]{1,128}$"
 _HOST = r"(\[[^\s/\[\]]{2,64}\]|[^\s/:@?#\[\]]{1,253})"
 ADDRESS_PATTERN = rf"^{_HOST}:[0-9]{{1,5}}$"
 URL_PATTERN = rf"^https?://{_HOST}(:[0-9]{{1,5}})?$"
 MAX_PORT = 65_535
 MAX_WORLD_SIZE = 100_000
-# Agents count epochs in 32 bits. A report may name the lower half, so that no report uses up all.
-MAX_EPOCH = 2**31 - 1
+# Agents count openings in 32 bits. A report may name the lower half, so that no report uses up all.
+MAX_OPENING = 2**31 - 1
 # Ops are numbered in 64 bits with a sign.
 MAX_SEQ = 2**63 - 1
 MAX_GENERATION = 2**12 - 1
@@ -300,14 +319,16 @@ def _can_be_read(url: str) -> str:
 
 
 Name = Annotated[str, Matching(NAME_PATTERN)]
+Flag = Annotated[bool, _OnlyItself()]
 Address = Annotated[str, Matching(ADDRESS_PATTERN, _has_a_port)]
 ControlUrl = Annotated[str, Matching(URL_PATTERN, _can_be_read)]
 Rank = Annotated[int, Within(0, MAX_WORLD_SIZE)]
-EpochNumber = Annotated[int, Within(0, MAX_EPOCH + 1)]
+OpeningNumber = Annotated[int, Within(0, MAX_OPENING + 1)]
 Generation = Annotated[int, Within(0, MAX_GENERATION + 1)]
 Number = Annotated[int, Within(0, 2**64)]
 Seq = Annotated[int, Within(0, MAX_SEQ + 1)]
 """The number of an op."""
+SeqKey = Annotated[int, Within(0, MAX_SEQ + 1, may_be_text=True)]
 LastSeq = Annotated[int, Within(-1, MAX_SEQ + 1)]
 """The number of an op; -1 for none yet."""
 Seconds = Annotated[float, Within(0, float("inf"))]

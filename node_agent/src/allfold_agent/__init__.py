@@ -5,4 +5,4 @@ nodes, *workers* fold and distribute what is long, each edge has a thread for lo
 control plane is an asyncio loop.
 """
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"

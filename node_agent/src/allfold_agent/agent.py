@@ -293,10 +293,10 @@ class NodeAgent:
         plan = entry.plan
         if entry.record is None:
             ranks = counted(plan.world_size, "rank")
-            log.info("group '%s' opening %d: %s", plan.group, plan.epoch, ranks)
+            log.info("group '%s' opening %d: %s", plan.group, plan.opening, ranks)
         else:
             nodes = counted(len(plan.members), "node")
-            log.info("joining group '%s' opening %d on %s", plan.group, plan.epoch, nodes)
+            log.info("joining group '%s' opening %d on %s", plan.group, plan.opening, nodes)
         group = NodeGroup(plan, self._resources, self, entry.record)
         self.group_links.opened(group)
         self.terms.opened(group)

@@ -108,7 +108,7 @@ class Joins:
         except ValueError as error:
             log.error("the orchestrator announces a group that cannot be joined: %s", error)
             return
-        opening = entry.plan.group, entry.plan.epoch
+        opening = entry.plan.group, entry.plan.opening
         if self._registry.look_for(*opening, 0.0) is None and not self._registry.is_over(*opening):
             self._take_part(entry)
 
@@ -167,7 +167,7 @@ class Joins:
             await self._give_up_seat(request, reason)
             raise
         if group is None or epoch is None:
-            ended = entry.plan.epoch if group is None or group.has_no_ranks else 0
+            ended = entry.plan.opening if group is None or group.has_no_ranks else 0
             await self._give_up_seat(request, "withdrawn", ended)
             return None
         return JoinResult(group, epoch)

@@ -9,8 +9,8 @@ from allfold_core.errors import PeerLost, ServiceError
 from allfold_core.plan import Plan
 from allfold_core.survival.term_record import TermRecord
 from allfold_orchestrator.membership.group_state import (
-    Epoch,
     GroupState,
+    Opening,
 )
 from allfold_orchestrator.membership.joining import Finders, has_come_back, takes_in
 from allfold_orchestrator.membership.reports import term_record
@@ -25,9 +25,9 @@ RECHECK_MAX_AGE = 0.5
 
 
 async def await_plan(
-    store: Store, group: str, epoch: int, session: str, wait: float, *, max_age: float = 0.0
+    store: Store, group: str, opening: int, session: str, wait: float, *, max_age: float = 0.0
 ) -> Plan | TermRecord | GroupState:
-    """Return the plan of the caller's epoch once it is complete, else the group as it forms.
+    """Return the plan of the caller's opening once it is complete, else the group as it forms.
 
     To a rank that joins a group while it runs, return the record of its term.
 
@@ -38,7 +38,7 @@ async def await_plan(
             need not ask the store again.
 
     Raises:
-        Refusal: 410, the session has no seat in that epoch or a later one.
+        Refusal: 410, the session has no seat in that opening or a later one.
         ServiceError: the group runs already, or has ended since the rank was seated in it; the rank
             is to join it again.
     """
@@ -49,7 +49,7 @@ async def await_plan(
         while True:
             changed.clear()
             state = await store.groups.read(group, RECHECK_MAX_AGE if seen else max_age)
-            found = _find(state, epoch, session, store.groups.finders(group))
+            found = _find(state, opening, session, store.groups.finders(group))
             remaining = deadline - monotonic()
             if not isinstance(found, GroupState) or remaining <= 0 or notifications.stopping:
                 return found
@@ -69,15 +69,15 @@ async def _wait(event: asyncio.Event, seconds: float) -> None:
 
 
 def _find(
-    state: GroupState, epoch: int, session: str, finders: Finders
+    state: GroupState, opening: int, session: str, finders: Finders
 ) -> Plan | TermRecord | GroupState:
     """Return the plan in which the session has a seat, or the group if it has one in its formation.
 
-    The record of the term, if it has come since. The number of a forming epoch may rise while it
+    The record of the term, if it has come since. The number of a forming opening may rise while it
     forms (see ``NodeHolds``), never fall.
     """
     current, forming, term = state.current, state.forming, state.term
-    if current is not None and current.plan.epoch >= epoch:
+    if current is not None and current.plan.opening >= opening:
         rank = finders.current.rank_of(current.seats, session)
         if rank is not None and not _is_lost(current, rank):
             # All nodes of an opening ask at once: what is to be made for each must not be large.
@@ -90,17 +90,17 @@ def _find(
             return record
     if current is None and term is not None and any(s.session == session for s in term.seats):
         return term
-    if forming is not None and forming.epoch >= epoch:
+    if forming is not None and forming.opening >= opening:
         rank = finders.forming.rank_of(forming.seats, session)
         if rank is not None:
             return state
     if takes_in(state) or has_come_back(state):
         raise ServiceError(f"group {state.group} runs, as its nodes have reported: join it again")
-    raise Refusal(410, _seat_gone(state.group, epoch, session))
+    raise Refusal(410, _seat_gone(state.group, opening, session))
 
 
-def _is_lost(epoch: Epoch, rank: int) -> bool:
-    reason = epoch.departed.get(rank)
+def _is_lost(opening: Opening, rank: int) -> bool:
+    reason = opening.departed.get(rank)
     return reason is not None and reason.is_loss
 
 
@@ -113,11 +113,11 @@ def _concerns_waiters(before: GroupState, now: GroupState) -> bool:
     return before.forming.departed is not now.forming.departed
 
 
-def _seat_gone(group: str, epoch: int, session: str) -> PeerLost:
+def _seat_gone(group: str, opening: int, session: str) -> PeerLost:
     return PeerLost(
-        f"this process is not registered in epoch {epoch} of group {group} (any more): it left, or "
-        "the lease of its node ended while the group was forming; register again",
+        f"this process is not registered in opening {opening} of group {group} (any more): it "
+        "left, or the lease of its node ended while the group was forming; register again",
         group=group,
-        epoch=epoch,
+        epoch=opening,
         session=session,
     )

@@ -11,8 +11,8 @@ from dataclasses import replace
 from allfold_core.errors import AllfoldError, InvalidArgument, LocalError, ServiceError
 from allfold_core.plan import Plan
 from allfold_core.schedules.registry import parse_overrides
-from allfold_core.survival.term_record import TermRecord
-from allfold_orchestrator import wire
+from allfold_core.survival.term_record import Life, TermRecord
+from allfold_orchestrator import bodies
 from allfold_orchestrator.draining import drain
 from allfold_orchestrator.incidents import IncidentLog
 from allfold_orchestrator.membership.group_state import (
@@ -22,7 +22,6 @@ from allfold_orchestrator.membership.group_state import (
     Instruction,
     Join,
     Leave,
-    Life,
     LinkSettings,
     NodeHolds,
     NodeInfo,
@@ -45,7 +44,7 @@ from allfold_orchestrator.membership.nodes import (
 )
 from allfold_orchestrator.plan_waits import await_plan
 from allfold_orchestrator.store.failures import Refusal
-from allfold_orchestrator.store.groups import EventOf, Guard
+from allfold_orchestrator.store.groups import EventOf
 from allfold_orchestrator.store.store import Store
 from allfold_orchestrator.views import group_view, node_view, unreadable_group
 
@@ -73,12 +72,12 @@ class Orchestrator:
 
     # Nodes
 
-    async def register_node(self, request: wire.RegisterNode) -> list[str]:
+    async def register_node(self, request: bodies.RegisterNode) -> list[str]:
         """Register a node, after the seats of its earlier incarnations were freed.
 
         Returns the data addresses of some other nodes that registered lately.
         """
-        record = NodeRecord(_info(request), request.version, self._store.clock.now())
+        record = NodeRecord(_info(request), self._store.clock.now())
         await self._clear_up_after(request.node)
         outcome = await self._store.nodes.register(record)
         if isinstance(outcome, AllfoldError):
@@ -86,8 +85,8 @@ class Orchestrator:
         if outcome is not None:
             log.warning("node restarted, its earlier ranks are lost", extra={"node": outcome.node})
             await self.clear_up([(outcome.node, outcome.incarnation)])
-        for group, epoch in request.holds.items():
-            await self._apply(group, NodeHolds(request.node, epoch))
+        for group, opening in request.holds.items():
+            await self._apply(group, NodeHolds(request.node, opening))
         log.info("node registered", extra={"node": request.node, "at": request.data_address})
         return self._recent_nodes.add(request.node, request.data_address)
 
@@ -113,7 +112,7 @@ class Orchestrator:
             raise Refusal(404, LocalError(f"there is no node {node}", node=node))
         await self._end(node, record.info.incarnation, REMOVED)
 
-    async def drain_node(self, node: str) -> wire.Draining:
+    async def drain_node(self, node: str) -> bodies.Draining:
         """Tell a node to drain; see :func:`allfold_orchestrator.draining.drain`."""
         return await drain(self._store, node)
 
@@ -123,13 +122,13 @@ class Orchestrator:
         await self.clear_up([(node, incarnation)])
         await self.incidents.reporter_left(node)
 
-    async def nodes(self, after: str, limit: int) -> wire.NodeList:
+    async def nodes(self, after: str, limit: int) -> bodies.NodeList:
         """Return the next ``limit`` nodes behind the name ``after``."""
         now, lease = self._store.clock.now(), self._store.nodes.lease_seconds
         names, more = _page(await self._store.nodes.names(), after, limit)
         statuses = await self._store.nodes.statuses(names)
         views = [node_view(status, now=now, lease_seconds=lease) for status in statuses]
-        return wire.NodeList(nodes=views, next=names[-1] if more else None)
+        return bodies.NodeList(nodes=views, next=names[-1] if more else None)
 
     async def clear_up(
         self,
@@ -175,7 +174,7 @@ class Orchestrator:
 
     # Ranks
 
-    async def join(self, group: str, request: wire.JoinGroup) -> Seated:
+    async def join(self, group: str, request: bodies.JoinGroup) -> Seated:
         """Give a rank its seat.
 
         Raises:
@@ -184,16 +183,15 @@ class Orchestrator:
         """
         strategies = _canonical(request.strategies)
         params = GroupParams.from_dict({**dict(request), "strategies": strategies})
-        life, now = await self._store.lives.present(), self._store.clock.now()
+        store, now = await self._store.lives.present(), self._store.clock.now()
 
         def join(node: NodeInfo) -> Join:
             seat = RankSeat(node, request.session)
-            return Join(request.rank, seat, params, self._links, life, now)
+            return Join(request.rank, seat, params, self._links, store, now)
 
-        guard = Guard(request.node, request.incarnation)
         try:
             await self._check_is_heard(group, now)
-            instructions = await self._apply(group, join, guard)
+            instructions = await self._apply(group, join, (request.node, request.incarnation))
         except ServiceError:
             self.wanted.refused(group, now)
             raise
@@ -225,14 +223,14 @@ class Orchestrator:
         await self._apply(group, replace(leave, store=await self._store.lives.present()))
 
     async def plan(
-        self, group: str, epoch: int, session: str, wait: float, *, max_age: float = 0.0
+        self, group: str, opening: int, session: str, wait: float, *, max_age: float = 0.0
     ) -> Plan | TermRecord | GroupState:
-        """Return the plan of the caller's epoch; see :func:`~.plan_waits.await_plan`."""
-        return await await_plan(self._store, group, epoch, session, wait, max_age=max_age)
+        """Return the plan of the caller's opening; see :func:`~.plan_waits.await_plan`."""
+        return await await_plan(self._store, group, opening, session, wait, max_age=max_age)
 
     # Groups
 
-    async def groups(self, after: str, limit: int) -> wire.GroupList:
+    async def groups(self, after: str, limit: int) -> bodies.GroupList:
         """Return the next ``limit`` groups with a record behind the name ``after``."""
         views = []
         names, more = _page(await self._store.groups.names(), after, limit)
@@ -249,9 +247,9 @@ class Orchestrator:
                 await self._store.groups.prune(name)
             else:
                 views.append(group_view(state, self._store.clock.now()))
-        return wire.GroupList(groups=views, next=names[-1] if more else None)
+        return bodies.GroupList(groups=views, next=names[-1] if more else None)
 
-    async def group(self, group: str) -> wire.GroupView:
+    async def group(self, group: str) -> bodies.GroupView:
         """Return one group; raises ``Refusal`` (404) if there is none of this name."""
         state = await self._store.groups.read(group)
         if state == GroupState(group):
@@ -259,9 +257,9 @@ class Orchestrator:
         return group_view(state, self._store.clock.now())
 
     async def _apply(
-        self, group: str, event: Event | EventOf, guard: Guard | None = None
+        self, group: str, event: Event | EventOf, life: Life | None = None
     ) -> tuple[Instruction, ...] | None:
-        instructions = await self._store.groups.submit(group, event, guard)
+        instructions = await self._store.groups.submit(group, event, life)
         for instruction in instructions or ():
             if isinstance(instruction, Rejected):
                 raise instruction.error
@@ -273,11 +271,11 @@ class Orchestrator:
         match instruction:
             case PlanReady(plan):
                 nodes = len(plan.members)
-                facts = {"group": group, "epoch": plan.epoch, "nodes": nodes}
+                facts = {"group": group, "epoch": plan.opening, "nodes": nodes}
                 log.info("group complete", extra={**facts, "ranks": plan.world_size})
-            case SeatsFreed(epoch, ranks, reason) | RanksDeparted(epoch, ranks, reason):
+            case SeatsFreed(opening, ranks, reason) | RanksDeparted(opening, ranks, reason):
                 level = logging.WARNING if reason.is_loss else logging.INFO
-                facts = {"group": group, "epoch": epoch, "ranks": list(ranks)}
+                facts = {"group": group, "epoch": opening, "ranks": list(ranks)}
                 log.log(level, "%s", _DEPARTURES[reason], extra=facts)
             case _:
                 return
@@ -302,19 +300,9 @@ def _canonical(strategies: dict[str, str]) -> dict[str, str]:
     return dict(sorted(canonical.items()))
 
 
-def _info(request: wire.RegisterNode) -> NodeInfo:
-    return NodeInfo(
-        node=request.node,
-        incarnation=request.incarnation,
-        control_url=request.control_url,
-        data_address=request.data_address,
-        device_type=request.device_type,
-        zone=request.zone,
-        latency=request.link.latency if request.link else 0.0,
-        bandwidth=request.link.bandwidth if request.link else 0.0,
-        cores=request.cores,
-        version=request.version,
-    )
+def _info(request: bodies.RegisterNode) -> NodeInfo:
+    link = request.link.model_dump() if request.link else {}
+    return NodeInfo(**request.model_dump(exclude={"link", "holds"}), **link)
 
 
 def _unknown_node(node: str) -> Refusal:

@@ -1,12 +1,12 @@
-"""The sweeper: drops nodes that are silent and in no group, but not for an outage of our own.
+"""The lease sweeper: evicts nodes whose lease has expired, but not after an outage of our own.
 
-A node with a vote in a group stays, however long it is silent: its life is ended by the failure
-detector alone, which asks the others of its groups. Where none of those is heard either, it may be
-the orchestrator that is cut off, and the group may be well. Its name is freed if somebody wants it,
-or after a day.
+A node with a vote in a group is spared, however long it is silent: only the failure detector evicts
+it, after asking the other nodes of its groups. If all of them are silent, the orchestrator itself
+may be cut off while the group is well. Such a group's name is freed when another group waits for
+it, or after a day.
 
-The store may have gone back to the record of a group that is long over. Where none of its nodes has
-registered within the grace, the group gives its name to whoever waits for it.
+The store may have been restored to an old record of a group that has ended since. If none of its
+nodes registers within the grace period, its name is freed for a group that waits for it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from allfold_core.errors import ServiceError
-from allfold_core.survival.term_record import TermRecord
-from allfold_orchestrator.membership.group_state import GroupState, Life
+from allfold_core.survival.term_record import Life, TermRecord
+from allfold_orchestrator.membership.group_state import GroupState
 from allfold_orchestrator.membership.nodes import ABANDONED, LEASE_ENDED
 from allfold_orchestrator.membership.terms import may_evict
 from allfold_orchestrator.service import Orchestrator
@@ -33,9 +33,9 @@ T = TypeVar("T")
 _NOT_YET = "no sweep yet"
 
 WANTED_SECONDS = 60.0
-"""The silence of all its nodes after which a group gives its name to another one that waits."""
+"""The silence of all its nodes after which a group's name is freed for one that waits."""
 ABANDONED_SECONDS = 24 * 3600.0
-"""The silence of all its nodes after which a group is over."""
+"""The silence of all its nodes after which a group is ended."""
 LOOK_AGAIN_SECONDS = 10.0
 """The interval of the search for silent nodes that have a vote, in seconds."""
 WAITED_FOR = (
@@ -47,13 +47,13 @@ WAITED_FOR = (
 OnSilent = Callable[[Life], Awaitable[None]]
 
 
-async def _nobody_looks(_: Life) -> None:
-    """Stand in where there is no detector."""
+async def _ignore(_: Life) -> None:
+    """Do nothing: the default where there is no failure detector."""
 
 
 @dataclass(slots=True)
 class Grace:
-    """The time after a start or an outage in which no lease is ended.
+    """The grace period after a start or an outage, in which no node is evicted.
 
     While the store or this process was away, no heartbeat could be noted, and every lease looks
     expired although the agents are fine. So a sweeper that has just started, or could not sweep for
@@ -69,7 +69,7 @@ class Grace:
         """Note a sweep at ``now``; return True if it may evict.
 
         Args:
-            generation: of the store: one that has lost something may have old leases.
+            generation: of the store; a later one has lost something, and may hold old leases.
         """
         is_late = self.last_sweep is None or abs(now - self.last_sweep) > self.lease_seconds / 2
         if is_late or generation != self.generation:
@@ -82,11 +82,11 @@ class Sweeper:
     """The background task of every replica that ends expired leases.
 
     Args:
-        on_silent: called now and then with each life that has a vote, and whose lease is over.
+        on_silent: called at intervals with each life that has a vote and an expired lease.
     """
 
     def __init__(
-        self, store: Store, orchestrator: Orchestrator, on_silent: OnSilent = _nobody_looks
+        self, store: Store, orchestrator: Orchestrator, on_silent: OnSilent = _ignore
     ) -> None:
         self._store = store
         self._orchestrator = orchestrator
@@ -117,7 +117,7 @@ class Sweeper:
             await asyncio.sleep(self._pause)
 
     async def sweep(self) -> list[str]:
-        """Evict the nodes whose lease is over; return their names."""
+        """Evict the nodes whose lease has expired; return their names."""
         await self._store.synchronize()
         now = self._store.clock.now()
         # A store that takes no heartbeats lets all leases end, and is an outage like any other.
@@ -139,9 +139,9 @@ class Sweeper:
         return [node for node, _ in ended]
 
     async def _free_names(self, now: float) -> None:
-        """End groups that give their names to others, and whose nodes have no leases.
+        """End groups whose names others wait for, and whose nodes have no leases.
 
-        Those that had one when the store lost it, and have not registered since, are in no list.
+        Nodes whose leases the store has lost are in no list of expired ones.
         """
         for name in self._orchestrator.wanted:
             state = await self._store.groups.read_if_possible(name)
@@ -158,7 +158,7 @@ class Sweeper:
                 )
 
     async def _spare_others(self, node: str, work: Awaitable[T]) -> T | None:
-        """Await work on one node; a record that cannot be read must not stop the others'."""
+        """Await work on one node; log an unreadable record, so that work on others goes on."""
         try:
             return await work
         except ServiceError as error:
@@ -172,7 +172,7 @@ class Sweeper:
     async def _end(self, life: Life, now: float) -> bool:
         """End the life of a silent node, unless it has a vote in a group that may be well.
 
-        In a group whose record cannot be read it may have one.
+        It counts as having one in a group whose record cannot be read.
         """
         groups = self._store.groups
         names = await self._store.nodes.groups_of(*life)
@@ -193,7 +193,7 @@ class Sweeper:
         return first
 
     def _warn_if_waited_for(self, life: Life, groups: Sequence[GroupState], now: float) -> None:
-        """Say once what ends it where too few have registered to evict a silent node, ever."""
+        """Log once what to do where too few nodes have registered ever to evict a silent one."""
         records = [state.term for state in groups if state.term]
         ends = [record.recall.until for record in records if record.recall]
         if not ends or now < max(ends) or life in self._waited_for:
@@ -203,31 +203,31 @@ class Sweeper:
             log.warning(WAITED_FOR, life[0], life[0], extra={"node": life[0]})
 
     async def _are_abandoned(self, groups: Sequence[GroupState], now: float) -> bool:
-        """Return True if nobody in these groups was heard for so long that they must be over."""
+        """Return True if all nodes of these groups were silent long enough to be gone."""
         seconds = self._silence_of(groups, now)
         lives = {life for state in groups if state.term for life in state.term.lives}
         leases = (await self._store.nodes.leases([*lives])).values()
-        # While we were away ourselves nobody could be heard, and without a lease nobody was since.
+        # During our own outage no node could be heard; one without a lease was not heard since.
         heard = (expiry or self._grace.until for expiry in leases)
         return all(now - max(each, self._grace.until) > seconds for each in heard)
 
     def _silence_of(self, groups: Sequence[GroupState], now: float) -> float:
-        """Return the silence of all nodes of these groups after which they must be over."""
+        """Return the silence of all nodes of these groups after which the groups have ended."""
         if not any(self._orchestrator.wanted.has(state, now) for state in groups):
             return ABANDONED_SECONDS
         records = [state.term for state in groups if state.term]
         return 0.0 if all(self._is_unclaimed(each, now) for each in records) else WANTED_SECONDS
 
     def _is_unclaimed(self, record: TermRecord, now: float) -> bool:
-        """Return True if the store may have lost the record, and no node has told of it in time."""
+        """Return True if the record may be an old one that no node has confirmed in time."""
         if record.generation < self._grace.generation:
             return True
         return record.is_unclaimed and record.is_trusted(now)
 
     def _report(self, problem: str | None, cause: str = "") -> None:
-        """Log when the store goes and when it comes back, not every second in between.
+        """Log when the store fails and when it is back, not every second in between.
 
-        ``problem`` is shown to everybody who asks for readiness; ``cause`` is for the log.
+        ``problem`` is the answer to readiness probes; ``cause`` is for the log.
         """
         if problem and self.problem in (None, _NOT_YET):
             self._failed_at = time.monotonic()

@@ -7,16 +7,7 @@ from typing import Any
 
 from allfold_core.group_options import NAMES
 from allfold_core.survival.term_record import TermRecord
-from allfold_orchestrator.membership.group_state import (
-    Epoch,
-    Formation,
-    GroupState,
-    RankSeat,
-    Reason,
-)
-from allfold_orchestrator.membership.joining import holders
-from allfold_orchestrator.store.node_store import NodeStatus
-from allfold_orchestrator.wire import (
+from allfold_orchestrator.bodies import (
     GroupView,
     NodeLost,
     NodeView,
@@ -26,12 +17,21 @@ from allfold_orchestrator.wire import (
     RankPlace,
     TermView,
 )
+from allfold_orchestrator.membership.group_state import (
+    Formation,
+    GroupState,
+    Opening,
+    RankSeat,
+    Reason,
+)
+from allfold_orchestrator.membership.joining import holders
+from allfold_orchestrator.store.node_store import NodeStatus
 
 _NO_PARAMS: dict[str, Any] = {**dict.fromkeys(("world_size", *NAMES)), "strategies": {}}
 
 
 def group_view(state: GroupState, now: float) -> GroupView:
-    """Return the view of a group: of the epoch that runs, else of the one that forms."""
+    """Return the view of a group: of the opening that runs, else of the one that forms."""
     forming, current = state.forming, state.current
     shown = current if forming is None or not state.is_free else forming
     waiting = forming if shown is current else None
@@ -39,8 +39,8 @@ def group_view(state: GroupState, now: float) -> GroupView:
     return GroupView(
         group=state.group,
         phase=phase_of(state),
-        epoch=_number(shown) if shown else state.last_epoch,
-        last_epoch=state.last_epoch,
+        opening=_number(shown) if shown else state.last_opening,
+        last_opening=state.last_opening,
         **(shown.params.to_dict() if shown else _NO_PARAMS),
         present=places(_present(shown)) if shown else held_by(state),
         missing=shown.missing if isinstance(shown, Formation) else [],
@@ -90,30 +90,30 @@ def held_by(state: GroupState) -> list[RankPlace]:
     return [RankPlace(rank=rank, node=node) for rank, node in sorted(holders(state).items())]
 
 
-def _number(shown: Epoch | Formation) -> int:
-    return shown.epoch if isinstance(shown, Formation) else shown.plan.epoch
+def _number(shown: Opening | Formation) -> int:
+    return shown.opening if isinstance(shown, Formation) else shown.plan.opening
 
 
-def _present(shown: Epoch | Formation) -> Mapping[int, RankSeat]:
+def _present(shown: Opening | Formation) -> Mapping[int, RankSeat]:
     return shown.seats if isinstance(shown, Formation) else shown.present
 
 
-def _left(epoch: Epoch) -> list[RankLeft]:
+def _left(opening: Opening) -> list[RankLeft]:
     return [
         RankLeft(
             rank=rank,
-            node=epoch.seats[rank].node.node,
+            node=opening.seats[rank].node.node,
             reason="left" if reason is Reason.FINISHED else "withdrawn",
         )
-        for rank, reason in sorted(epoch.departed.items())
+        for rank, reason in sorted(opening.departed.items())
         if reason is Reason.FINISHED or reason is Reason.WITHDRAWN
     ]
 
 
-def _lost(epoch: Epoch) -> list[RankLost]:
+def _lost(opening: Opening) -> list[RankLost]:
     return [
-        RankLost(rank=rank, node=epoch.seats[rank].node.node, reason=reason.value)
-        for rank, reason in sorted(epoch.departed.items())
+        RankLost(rank=rank, node=opening.seats[rank].node.node, reason=reason.value)
+        for rank, reason in sorted(opening.departed.items())
         if reason is Reason.LOST or reason is Reason.NODE_LOST
     ]
 
@@ -123,14 +123,9 @@ def node_view(status: NodeStatus, *, now: float, lease_seconds: float) -> NodeVi
     info, expiry = status.record.info, status.lease_expiry
     age = None if expiry is None else max(0.0, now - (expiry - lease_seconds))
     return NodeView(
-        node=info.node,
+        **{name: value for name, value in info.to_dict().items() if name in NodeView.model_fields},
         state="gone" if expiry is None else "alive" if expiry > now else "late",
         heartbeat_age=None if age is None else round(age, 3),
-        control_url=info.control_url,
-        data_address=info.data_address,
-        device_type=info.device_type,
-        zone=info.zone,
-        version=status.record.version,
         draining=status.draining,
         progress=list(status.progress),
     )

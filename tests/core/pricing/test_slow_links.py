@@ -38,7 +38,7 @@ def plan_for(nodes: int, strategies: dict[str, str] | None = None) -> Plan:
     names = [f"n{number:02}" for number in range(nodes)]
     return Plan(
         group="g",
-        epoch=1,
+        opening=1,
         world_size=nodes,
         members=tuple(Member(name, "", "", (rank,)) for rank, name in enumerate(names)),
         tree_order=tuple(reversed(range(nodes))),

@@ -207,8 +207,8 @@ def test_an_outcome_that_fits_no_message_keeps_the_beginning_of_its_text() -> No
     error = AllfoldError("x" * MAX_MESSAGE, rank=2).to_dict()
     packed = Outcome(Message.FAILED, 3, 9, epoch=2, body=error).pack()
     assert len(packed) <= MAX_MESSAGE
-    *numbers, body, edge = Outcome.unpack(packed)
-    assert (numbers, edge) == ([Message.FAILED, 3, 9, 2, 0], 0)
+    *numbers, body, boundary = Outcome.unpack(packed)
+    assert (numbers, boundary) == ([Message.FAILED, 3, 9, 2, 0], 0)
     assert body is not None
     assert (body["code"], body["details"]) == (error["code"], {})
     assert set(body["message"]) == {"x"}

@@ -37,7 +37,7 @@ def digest_of(w: World) -> object:
 def _of_members(w: World) -> object:
     return (
         (frozenset(w.granted.items()), frozenset(w.ready), frozenset(w.left), w.wanted),
-        (frozenset(w.at_edge.items()), frozenset(w.passed), frozenset(w.past)),
+        (frozenset(w.at_boundary.items()), frozenset(w.passed), frozenset(w.past)),
         (frozenset(w.views.items()), frozenset(w.seats.items())),
     )
 
@@ -75,7 +75,7 @@ def _of_epoch(epoch: Epoch) -> object:
 
 
 def _of_wishes(wishes: Wishes) -> object:
-    return (wishes.join, wishes.leave, tuple(wishes.at_edge.items()))
+    return (wishes.join, wishes.leave, tuple(wishes.at_boundary.items()))
 
 
 def _of_report(report: Report) -> object:

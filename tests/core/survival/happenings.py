@@ -343,7 +343,7 @@ def _hear(w: World, t: int, what: str | Doubt | WishesOf) -> None:
     if isinstance(what, Doubt):
         w.leaders[t].doubt(what)
     elif isinstance(what, WishesOf):
-        wishes = Wishes(what.join, what.leave, dict(what.at_edge))
+        wishes = Wishes(what.join, what.leave, dict(what.at_boundary))
         w.leaders[t].wish(name(what.node), wishes)
     else:
         w.leaders[t].down({what: "died"})

@@ -145,7 +145,7 @@ def check_end(w: World) -> None:
             mine = w.s.rank_node[rank] == n and rank not in w.dead
             if mine and f"r{rank}" not in me.epoch.sessions and _takes_in(w, me.epoch):
                 raise Violation(f"I4: rank {rank} on node {n} never joins")
-        for rank in w.at_edge:
+        for rank in w.at_boundary:
             mine = w.s.rank_node[rank] == n and rank not in w.dead
             if mine and OTHERS not in me.epoch.waiting:
                 raise Violation(f"I4: rank {rank} on node {n} never goes on after a commit")

@@ -104,11 +104,11 @@ def waits_for_others(w: World) -> Iterator[Action]:
     """Ranks that know that too few are left stop before their next op, wherever that is."""
     live = w.live()
     for rank, n in enumerate(w.s.rank_node):
-        if n not in live or rank in w.dead | w.left | w.at_edge.keys():
+        if n not in live or rank in w.dead | w.left | w.at_boundary.keys():
             continue
         called = [seq for at, seq in w.called if at == rank]
         seq = max(called, default=w.first_op(rank) - 1) + 1
-        if seq < len(w.s.kinds) and w.edge_of_too_few(rank, seq):
+        if seq < len(w.s.kinds) and w.boundary_of_too_few(rank, seq):
             yield f"rank {rank} waits for others before op {seq}", False, do(_commit, rank, n, seq)
 
 
@@ -119,9 +119,9 @@ def _leave(w: World, rank: int, n: int) -> None:
 
 def _commit(w: World, rank: int, n: int, seq: int) -> None:
     """No message is sent unless somebody waits."""
-    edge = w.edge_of(rank, seq)
-    if not edge:
+    boundary = w.boundary_of(rank, seq)
+    if not boundary:
         w.passed.add((rank, seq))
         return
-    w.at_edge[rank] = seq, edge
-    w.carry_out(n, w.agents[n].at_edge(f"r{rank}", seq, edge))
+    w.at_boundary[rank] = seq, boundary
+    w.carry_out(n, w.agents[n].at_boundary(f"r{rank}", seq, boundary))

@@ -157,11 +157,11 @@ class BeginsWithoutTheRoot(AgentMachine):
         )
 
 
-class StaysForTheNextEdge(AgentMachine):
-    """Its ranks stay at an edge while there is any, and not while it is the one they came to."""
+class StaysForTheNextBoundary(AgentMachine):
+    """Its ranks stay at a boundary while there is any, and not while it is the one they came to."""
 
-    def _leave_edge(self) -> Instructions:
-        return [] if self.epoch.edge else super()._leave_edge()
+    def _leave_boundary(self) -> Instructions:
+        return [] if self.epoch.boundary else super()._leave_boundary()
 
 
 class OldViewsFit(GroupPolicy):
@@ -349,8 +349,8 @@ CASES = {
     "what dead ranks have called is awaited": Case(
         "deep: joins", Mutant(agent=KeepsWhatNobodyTakes), seed=1
     ),
-    "the end of an edge is missed": Case(
-        "deep: commits", Mutant(agent=StaysForTheNextEdge), seed=7
+    "the end of a boundary is missed": Case(
+        "deep: commits", Mutant(agent=StaysForTheNextBoundary), seed=7
     ),
     "errors are not adopted": of_decision(LATE, decision, "_adopt_error", nothing),
     "results do not go forward": of_decision(SUM, Round, "_go_forward", nothing),

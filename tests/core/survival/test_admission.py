@@ -27,13 +27,13 @@ NEXT = Stamp(2, 1, 1)
 JOINS = {"c": Wishes(join=("n1",)), "a": Wishes(join=("n0",))}
 
 
-def at_edge(
+def at_boundary(
     s0: int | None = None, s1: int | None = None, *, leave: bool = False
 ) -> dict[str, Wishes]:
-    """The wishes of ranks of which some wait at an edge; ``leave``: s1 wants to go."""
+    """The wishes of ranks of which some wait at a boundary; ``leave``: s1 wants to go."""
     return {
-        "a": Wishes(at_edge={} if s0 is None else {"s0": s0}),
-        "b": Wishes(at_edge={} if s1 is None else {"s1": s1}, leave=("s1",) if leave else ()),
+        "a": Wishes(at_boundary={} if s0 is None else {"s0": s0}),
+        "b": Wishes(at_boundary={} if s1 is None else {"s1": s1}, leave=("s1",) if leave else ()),
     }
 
 
@@ -66,11 +66,11 @@ def test_nobody_comes_into_a_group_that_is_over_or_takes_in_nobody() -> None:
     assert not is_due(FIXED, TERM, EPOCH, JOINS)
 
 
-def test_a_rank_of_a_group_without_edges_asks_nobody_before_it_leaves() -> None:
-    assert possible_change(ANY, TERM, EPOCH, at_edge(3, 3, leave=True)) is None
+def test_a_rank_of_a_group_without_boundaries_asks_nobody_before_it_leaves() -> None:
+    assert possible_change(ANY, TERM, EPOCH, at_boundary(3, 3, leave=True)) is None
 
 
-# At edges
+# At boundaries
 
 
 def test_somebody_who_waits_is_announced_once() -> None:
@@ -79,59 +79,59 @@ def test_somebody_who_waits_is_announced_once() -> None:
     assert waiting == ("n0", "n1", "s1")
     assert is_due(COMMIT, TERM, EPOCH, wishes)
     announced = announce(EPOCH, waiting)
-    assert (EPOCH.edge, announced.edge) == (0, 1)
+    assert (EPOCH.boundary, announced.boundary) == (0, 1)
     assert not is_due(COMMIT, TERM, announced, wishes)
 
 
-def test_one_more_who_waits_waits_for_the_same_edge_and_the_next_edge_has_another_number() -> None:
-    assert announce(WAITING, ("n1", "n2")).edge == 1
+def test_one_more_who_waits_waits_for_the_same_boundary_and_the_next_has_another_number() -> None:
+    assert announce(WAITING, ("n1", "n2")).boundary == 1
     nobody = announce(WAITING, ())
-    assert nobody.edge == 0
-    assert announce(nobody, ("n2",)).edge == 2
+    assert nobody.boundary == 0
+    assert announce(nobody, ("n2",)).boundary == 2
 
 
-def test_the_members_change_when_all_ranks_have_come_to_the_edge() -> None:
+def test_the_members_change_when_all_ranks_have_come_to_the_boundary() -> None:
     joins = {"c": JOINS["c"]}
     assert possible_change(COMMIT, TERM, WAITING, joins) is None
-    assert possible_change(COMMIT, TERM, WAITING, joins | at_edge(5)) is None
-    change = possible_change(COMMIT, TERM, WAITING, joins | at_edge(5, 6, leave=True))
-    assert change == Change((("n1", "c"),), frozenset({"s1"}), at_edge=6)
+    assert possible_change(COMMIT, TERM, WAITING, joins | at_boundary(5)) is None
+    change = possible_change(COMMIT, TERM, WAITING, joins | at_boundary(5, 6, leave=True))
+    assert change == Change((("n1", "c"),), frozenset({"s1"}), at_boundary=6)
 
 
-def test_an_edge_that_was_not_announced_changes_nothing() -> None:
-    assert possible_change(COMMIT, TERM, EPOCH, {"c": JOINS["c"]} | at_edge(5, 5)) is None
+def test_a_boundary_that_was_not_announced_changes_nothing() -> None:
+    assert possible_change(COMMIT, TERM, EPOCH, {"c": JOINS["c"]} | at_boundary(5, 5)) is None
 
 
 def test_a_dead_rank_is_not_announced() -> None:
-    wishes = at_edge(leave=True)
+    wishes = at_boundary(leave=True)
     assert waiting_sessions(COMMIT, TERM, EPOCH, wishes) == ("s1",)
     assert waiting_sessions(COMMIT, TERM, EPOCH, wishes, dead={"s1"}) == ()
 
 
 def test_a_rank_that_leaves_makes_room() -> None:
     full = changed(COMMIT, max_world=2)
-    wishes = {"c": JOINS["c"]} | at_edge(5, 5, leave=True)
+    wishes = {"c": JOINS["c"]} | at_boundary(5, 5, leave=True)
     change = possible_change(full, TERM, WAITING, wishes)
-    assert change == Change((("n1", "c"),), frozenset({"s1"}), at_edge=5)
+    assert change == Change((("n1", "c"),), frozenset({"s1"}), at_boundary=5)
 
 
-def test_too_few_ranks_stop_at_an_edge_before_anybody_has_come_to_join_them() -> None:
+def test_too_few_ranks_stop_at_a_boundary_before_anybody_has_come_to_join_them() -> None:
     few = changed(COMMIT, min_world=3)
     waiting = with_others_awaited(few, EPOCH)
-    assert (EPOCH.edge, waiting.edge) == (0, 1)
-    assert not is_due(few, TERM, waiting, at_edge(5, 5))
+    assert (EPOCH.boundary, waiting.boundary) == (0, 1)
+    assert not is_due(few, TERM, waiting, at_boundary(5, 5))
     assert with_others_awaited(few, waiting) == waiting
     announced = announce(waiting, waiting_sessions(few, TERM, waiting, JOINS))
-    assert announced.edge == 1
-    change = possible_change(few, TERM, announced, {"c": JOINS["c"]} | at_edge(5, 5))
-    assert change == Change((("n1", "c"),), at_edge=5)
+    assert announced.boundary == 1
+    change = possible_change(few, TERM, announced, {"c": JOINS["c"]} | at_boundary(5, 5))
+    assert change == Change((("n1", "c"),), at_boundary=5)
 
 
-def test_a_group_that_is_over_or_has_no_edges_does_not_stop_at_one() -> None:
+def test_a_group_that_is_over_or_has_no_boundaries_does_not_stop_at_one() -> None:
     few = changed(COMMIT, min_world=3)
-    assert with_others_awaited(few, replace(EPOCH, seats=())).edge == 0
-    assert with_others_awaited(changed(few, max_world=None), EPOCH).edge == 0
-    assert with_others_awaited(changed(few, joins="any"), EPOCH).edge == 0
+    assert with_others_awaited(few, replace(EPOCH, seats=())).boundary == 0
+    assert with_others_awaited(changed(few, max_world=None), EPOCH).boundary == 0
+    assert with_others_awaited(changed(few, joins="any"), EPOCH).boundary == 0
 
 
 # The epoch after a change
@@ -149,7 +149,7 @@ def test_newcomers_sit_behind_the_others_with_numbers_that_nobody_had() -> None:
 def test_who_leaves_is_out_and_nobody_waits_any_more() -> None:
     after = Change((("n1", "c"),), frozenset({"s0"}), 4).apply(COMMIT, WAITING, NEXT, 4)
     assert [seat.session for seat in after.seats] == ["s1", "n1"]
-    assert (after.edge, after.edges) == (0, 1)
+    assert (after.boundary, after.boundaries) == (0, 1)
     message = json.loads(after.change)["message"]
     assert "rank 0 on node a" in message
     assert "left" in message

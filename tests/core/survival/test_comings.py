@@ -18,7 +18,7 @@ from allfold_core.survival.instructions import (
     Drop,
     Evicted,
     HandOut,
-    LeaveEdge,
+    LeaveBoundary,
     Release,
     SendDoubt,
     SendReport,
@@ -51,24 +51,22 @@ def install(machine: AgentMachine, number: int, epoch: Epoch) -> list[object]:
     return [*machine.install(Install(1, number, epoch, (), -1, {}))]
 
 
-def test_ranks_at_an_edge_go_on_though_their_node_hears_of_its_end_only_with_the_next_edge() -> (
-    None
-):
+def test_ranks_at_a_boundary_go_on_though_their_node_hears_of_its_end_with_the_next_one() -> None:
     machine = AgentMachine("a", POLICY, TERM, FIRST)
-    first_edge = replace(FIRST, stamp=Stamp(1, 1, 0), waiting=("r2",), edges=1)
-    install(machine, 1, first_edge)
-    machine.at_edge("r0", 4, edge=1)
-    next_edge = replace(first_edge, stamp=Stamp(1, 3, 0), waiting=("r3",), edges=2)
-    assert LeaveEdge(("r0",)) in install(machine, 3, next_edge)
+    first_boundary = replace(FIRST, stamp=Stamp(1, 1, 0), waiting=("r2",), boundaries=1)
+    install(machine, 1, first_boundary)
+    machine.at_boundary("r0", 4, boundary=1)
+    next_boundary = replace(first_boundary, stamp=Stamp(1, 3, 0), waiting=("r3",), boundaries=2)
+    assert LeaveBoundary(("r0",)) in install(machine, 3, next_boundary)
 
 
-def test_ranks_at_an_edge_stay_while_it_is_the_same_one() -> None:
+def test_ranks_at_a_boundary_stay_while_it_is_the_same_one() -> None:
     machine = AgentMachine("a", POLICY, TERM, FIRST)
-    edge = replace(FIRST, stamp=Stamp(1, 1, 0), waiting=("r2",), edges=1)
-    install(machine, 1, edge)
-    machine.at_edge("r0", 4, edge=1)
-    later = replace(edge, stamp=Stamp(1, 2, 0), waiting=("r2", "r3"))
-    assert not any(isinstance(each, LeaveEdge) for each in install(machine, 2, later))
+    boundary = replace(FIRST, stamp=Stamp(1, 1, 0), waiting=("r2",), boundaries=1)
+    install(machine, 1, boundary)
+    machine.at_boundary("r0", 4, boundary=1)
+    later = replace(boundary, stamp=Stamp(1, 2, 0), waiting=("r2", "r3"))
+    assert not any(isinstance(each, LeaveBoundary) for each in install(machine, 2, later))
 
 
 def test_a_node_that_was_left_out_and_has_joined_anew_is_out_as_it_was_before() -> None:
@@ -102,7 +100,7 @@ def test_too_few_ranks_wait_in_their_ops_where_others_come_in_anywhere() -> None
     assert decide(small, TERM, 1, reports, {}, lambda *_: None).outcomes == {}
 
 
-def test_too_few_ranks_call_nothing_where_others_come_in_at_edges() -> None:
+def test_too_few_ranks_call_nothing_where_others_come_in_at_boundaries() -> None:
     """They are told so by the failure of what they have called already."""
     small = changed(POLICY, min_world=3)
     machine = AgentMachine("a", small, TERM, FIRST)
@@ -116,26 +114,26 @@ def test_too_few_ranks_call_nothing_where_others_come_in_at_edges() -> None:
     assert "2 ranks are left and min_world is 3" in failed.error
 
 
-def test_a_rank_that_others_await_in_an_op_from_before_an_edge_does_not_stop_there() -> None:
-    machine, since = AgentMachine("a", POLICY, TERM, FIRST), replace(FIRST, ordinal=1, edges=1)
+def test_a_rank_that_others_await_in_an_op_from_before_a_boundary_does_not_stop_there() -> None:
+    machine, since = AgentMachine("a", POLICY, TERM, FIRST), replace(FIRST, ordinal=1, boundaries=1)
     alone = replace(since, stamp=Stamp(1, 1, 0), waiting=("r2",))
     machine.freeze(1, 1)
     machine.install(Install(1, 1, alone, (FIRST,), -1, {4: Run(FIRST.stamp), 5: Run(FIRST.stamp)}))
-    assert machine.at_edge("r0", 4, edge=1) == [LeaveEdge(("r0",))]
+    assert machine.at_boundary("r0", 4, boundary=1) == [LeaveBoundary(("r0",))]
     machine.call(4, "r0", call_of(Kind.ALL_REDUCE))
-    assert machine.at_edge("r0", 6, edge=1) == [SendWishes(Wishes(at_edge={"r0": 6}))]
+    assert machine.at_boundary("r0", 6, boundary=1) == [SendWishes(Wishes(at_boundary={"r0": 6}))]
 
 
-def test_a_rank_that_waits_at_an_edge_goes_on_once_others_await_it_in_an_op_from_before() -> None:
+def test_a_rank_that_waits_at_a_boundary_goes_on_once_others_await_it_in_an_earlier_op() -> None:
     machine = AgentMachine("a", POLICY, TERM, FIRST)
-    edge = replace(FIRST, waiting=("r2",), edges=1)
-    before = replace(edge, stamp=Stamp(1, 1, 0))
+    boundary = replace(FIRST, waiting=("r2",), boundaries=1)
+    before = replace(boundary, stamp=Stamp(1, 1, 0))
     install(machine, 1, before)
-    machine.at_edge("r0", 4, edge=1)
+    machine.at_boundary("r0", 4, boundary=1)
     machine.freeze(1, 2)
-    lost = replace(edge, stamp=Stamp(1, 2, 0), ordinal=1)
+    lost = replace(boundary, stamp=Stamp(1, 2, 0), ordinal=1)
     done = machine.install(Install(1, 2, lost, (before,), -1, {4: Run(before.stamp)}))
-    assert done[-2:] == [LeaveEdge(("r0",)), SendWishes(Wishes())]
+    assert done[-2:] == [LeaveBoundary(("r0",)), SendWishes(Wishes())]
 
 
 def test_a_node_whose_ranks_are_all_new_begins_behind_what_the_old_ones_have_left_open() -> None:

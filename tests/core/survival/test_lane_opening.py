@@ -61,7 +61,7 @@ def test_the_lane_begins_behind_all_that_any_rank_has_called() -> None:
         ({"a": said("a"), "b": said("b", lane=False)}, EPOCH),
         ({"a": said("a")}, EPOCH),
         ({"a": said("a"), "b": said("b")}, REDUCED),
-        ({"a": said("a"), "b": said("b")}, replace(EPOCH, waiting=("new",), edges=1)),
+        ({"a": said("a"), "b": said("b")}, replace(EPOCH, waiting=("new",), boundaries=1)),
     ],
     ids=["one node does not wish for it", "one is silent", "ranks are lost", "somebody waits"],
 )

@@ -23,7 +23,7 @@ from allfold_core.topology import LinkModel, Member
 
 PLAN = Plan(
     group="g",
-    epoch=7,
+    opening=7,
     world_size=5,
     members=(
         Member("a", "http://a", "a:1", (0, 3)),
@@ -108,7 +108,7 @@ def test_a_node_that_joins_knows_the_terms_of_the_opening_and_all_nodes() -> Non
     plan = joining_plan(record_with(newcomer))
     assert plan.members == (*(replace(each, ranks=()) for each in PLAN.members), newcomer)
     assert (plan.world_size, plan.sessions) == (0, ())
-    assert (plan.epoch, plan.options, plan.generation) == (PLAN.epoch, PLAN.options, 4)
+    assert (plan.opening, plan.options, plan.generation) == (PLAN.opening, PLAN.options, 4)
 
 
 def test_a_node_that_joins_makes_the_same_plan_of_an_epoch_as_the_others() -> None:

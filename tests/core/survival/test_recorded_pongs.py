@@ -44,7 +44,7 @@ def false_suspicions(pings: list[tuple[float, float]]) -> list[float]:
             answered += 1
         heard = pings[answered - 1][1] if answered else 0.0
         seen = Observation(heard, sent - answered, worst.at(now))
-        if suspect.judge(now, seen) is Action.SUSPECT_SILENT:
+        if suspect.decide(now, seen) is Action.SUSPECT_SILENT:
             suspected.append(now)
         now += TICK
     return suspected

@@ -37,7 +37,7 @@ def actions(
     for tick in range(round(seconds / TICK) + 1):
         now = began + tick * TICK + MOMENT
         seen = Observation(heard, pings, worst_pong, own_lag, refused)
-        action = suspicion.judge(now, seen)
+        action = suspicion.decide(now, seen)
         if action is not Action.NOTHING:
             done.append((round(tick * TICK, 3), action))
     return done
@@ -102,9 +102,9 @@ def test_a_node_that_refuses_is_suspected_of_that_once_whatever_is_still_heard_o
     suspicion = Suspicion()
     for tick in range(10):
         now = LONG_AGO + tick * TICK
-        action = suspicion.judge(now, Observation(last_heard=now, refused=True))
+        action = suspicion.decide(now, Observation(last_heard=now, refused=True))
         assert (action is Action.SUSPECT_REFUSED) == (tick == 0)
-    suspicion.judge(now + TICK, Observation(last_heard=now + TICK))
+    suspicion.decide(now + TICK, Observation(last_heard=now + TICK))
     assert suspicion.kind is None
 
 
@@ -169,7 +169,7 @@ def test_a_node_that_answers_within_what_was_seen_of_late_is_never_suspected(
         heard, due = now, now + delay
         while now < due:
             seen = Observation(heard, unanswered, worst.at(now))
-            assert not _suspects(suspicion.judge(now, seen))
+            assert not _suspects(suspicion.decide(now, seen))
             now, unanswered = now + TICK, unanswered + 1
         unanswered = 0
         worst.note(now, delay)

@@ -42,7 +42,7 @@ class WishesOf(NamedTuple):
     node: int
     join: tuple[str, ...]
     leave: tuple[str, ...]
-    at_edge: tuple[tuple[str, int], ...]
+    at_boundary: tuple[tuple[str, int], ...]
 
 
 News = tuple[int, str | Doubt | WishesOf]
@@ -85,9 +85,9 @@ class World:
         wanted: those that want to.
         views: the epochs with which ranks came in, or went on after a commit.
         seats: those that each node has known, by number.
-        at_edge: the ranks that wait at an edge, each with the op that it calls next, and the edge.
+        at_boundary: by rank that waits at a boundary, the op that it calls next, and the boundary.
         passed: (rank, op): the commits before ops that are over.
-        past: (rank, edge, op): where a rank has waited before an op, and does not again.
+        past: (rank, boundary, op): where a rank has waited before an op, and does not again.
         called: (rank, op): the calls that were made.
         told: by node and op, the outcome that its ranks have got.
         started: by op and epoch, the nodes that have contributed.
@@ -126,7 +126,7 @@ class World:
         self.wanted: frozenset[int] = frozenset()
         self.views: dict[int, int] = {}
         self.seats: dict[tuple[int, int], Seat] = {}
-        self.at_edge: dict[int, tuple[int, int]] = {}
+        self.at_boundary: dict[int, tuple[int, int]] = {}
         self.passed: set[tuple[int, int]] = set()
         self.past: set[tuple[int, int, int]] = set()
         self.called: set[tuple[int, int]] = set()
@@ -170,7 +170,7 @@ class World:
         other.inside, other.granted = set(self.inside), dict(self.granted)
         other.ready, other.left = set(self.ready), set(self.left)
         other.views, other.seats = dict(self.views), dict(self.seats)
-        other.at_edge = dict(self.at_edge)
+        other.at_boundary = dict(self.at_boundary)
         other.passed, other.past = set(self.passed), set(self.past)
         other.dead, other.called = set(self.dead), set(self.called)
         other.told = dict(self.told)
@@ -242,17 +242,18 @@ class World:
             if at == n and (rank, seq) in self.called:
                 yield seq, outcome
 
-    def edge_of(self, rank: int, seq: int) -> int:
-        """The edge at which a rank is to stop before an op, from its newest result; 0: none."""
+    def boundary_of(self, rank: int, seq: int) -> int:
+        """The boundary at which a rank is to stop before an op, from its newest result; 0: none."""
         got = [(k, outcome[1]) for k, outcome in self.told_of(rank) if outcome[0] == "result"]
-        return max(self.epochs[max(got)[1]].edge if got else 0, self.edge_of_too_few(rank, seq))
+        announced = self.epochs[max(got)[1]].boundary if got else 0
+        return max(announced, self.boundary_of_too_few(rank, seq))
 
-    def edge_of_too_few(self, rank: int, seq: int) -> int:
-        """The edge at which a rank waits for others, as it knows an epoch with too few; 0: none."""
+    def boundary_of_too_few(self, rank: int, seq: int) -> int:
+        """The boundary at which a rank waits, as it knows an epoch with too few; 0: none."""
         view = self.view(rank)
         known = [each for each in self.epochs.values() if each.ordinal == view]
-        edges = {each.edge for each in known if OTHERS in each.waiting}
-        return max((each for each in edges if (rank, each, seq) not in self.past), default=0)
+        boundaries = {each.boundary for each in known if OTHERS in each.waiting}
+        return max((each for each in boundaries if (rank, each, seq) not in self.past), default=0)
 
     def may_call(self, rank: int, seq: int) -> bool:
         """Return True if an op is the next one of a rank, and no commit before it holds it up."""
@@ -262,12 +263,12 @@ class World:
         if seq < first or not all((rank, each) in self.called for each in range(first, seq)):
             return False
         may_pass = seq not in self.s.commits or (rank, seq) in self.passed
-        return may_pass and not self.edge_of_too_few(rank, seq)
+        return may_pass and not self.boundary_of_too_few(rank, seq)
 
     def may_commit(self, rank: int, seq: int) -> bool:
         """Return True if a rank can come to the commit before an op: nothing is in flight there."""
         n, first = self.s.rank_node[rank], self.first_op(rank)
-        if (rank, seq) in self.passed or rank in self.at_edge or seq < first:
+        if (rank, seq) in self.passed or rank in self.at_boundary or seq < first:
             return False
         if rank in self.dead or rank in self.left:
             return False
@@ -316,8 +317,8 @@ class World:
                 self._send_wishes(n, each.wishes)
             elif isinstance(each, agent.Installed):
                 self._enter(n, each.epoch)
-            elif isinstance(each, agent.LeaveEdge):
-                self._leave_edge(n, each.sessions)
+            elif isinstance(each, agent.LeaveBoundary):
+                self._leave_boundary(n, each.sessions)
 
     def _send_wishes(self, n: int, wishes: Wishes) -> None:
         """The newest wishes of a node reach the leader last."""
@@ -326,8 +327,8 @@ class World:
             news -= {
                 (at, x) for at, x in news if isinstance(x, WishesOf) and (at, x.node) == (t, n)
             }
-        edges = tuple(sorted(wishes.at_edge.items()))
-        self.sent.add((t, WishesOf(n, wishes.join, wishes.leave, edges)))
+        boundaries = tuple(sorted(wishes.at_boundary.items()))
+        self.sent.add((t, WishesOf(n, wishes.join, wishes.leave, boundaries)))
 
     def _enter(self, n: int, epoch: Epoch) -> None:
         note_seats(self, n, epoch)
@@ -335,14 +336,14 @@ class World:
             if f"r{rank}" in epoch.sessions_on(name(n)):
                 self.views.setdefault(rank, epoch.ordinal)
 
-    def _leave_edge(self, n: int, sessions: Iterable[str]) -> None:
+    def _leave_boundary(self, n: int, sessions: Iterable[str]) -> None:
         """Ranks go on after a commit; those that wanted to leave are gone."""
         epoch = self.agents[n].epoch
         for session in sessions:
             rank = int(session[1:])
-            seq, edge = self.at_edge.pop(rank)
+            seq, boundary = self.at_boundary.pop(rank)
             self.passed.add((rank, seq))
-            self.past.add((rank, edge, seq))
+            self.past.add((rank, boundary, seq))
             self.views[rank] = max(epoch.ordinal, self.views.get(rank, 0))
             if session not in epoch.sessions:
                 self.left.add(rank)

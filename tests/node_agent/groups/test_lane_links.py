@@ -36,7 +36,7 @@ class Node:
         self.changes = 0
         self.links = LaneLinks(
             "test",
-            plan.epoch,
+            plan.opening,
             name,
             self.members,
             network.dial,

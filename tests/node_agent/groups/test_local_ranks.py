@@ -1,4 +1,4 @@
-"""The ranks of a node that join its group, wait at an edge, and end."""
+"""The ranks of a node that join its group, wait at a boundary, and end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Ranks(LocalRanks):
         self.joins(session, lambda epoch: self.heard.append((session, epoch)))
 
     def stops(self, session: str) -> None:
-        self.waits_at_edge(session, lambda epoch: self.heard.append((session, epoch)))
+        self.waits_at_boundary(session, lambda epoch: self.heard.append((session, epoch)))
 
     def settles(self, epoch: Any, *, is_over: bool = False) -> list[str]:
         return self.settle_joins(epoch, is_over=is_over)
@@ -70,15 +70,15 @@ def test_those_who_wait_when_the_group_is_over_hear_so_and_hold_it_up_no_more() 
     assert ranks.have_ended
 
 
-def test_ranks_at_an_edge_go_on_when_they_are_named_or_all_are_meant() -> None:
+def test_ranks_at_a_boundary_go_on_when_they_are_named_or_all_are_meant() -> None:
     ranks = Ranks("s0", "s1", "s2")
     for session in ("s0", "s1", "s2"):
         ranks.stops(session)
     epoch: Any = Of("s0", "s1")
     later: Any = Of("s0")
-    ranks.leave_edge(epoch, ["s1", "of another node"])
+    ranks.leave_boundary(epoch, ["s1", "of another node"])
     assert ranks.do_what_is_due() == [("s1", epoch)]
-    ranks.leave_edge(later)
+    ranks.leave_boundary(later)
     assert ranks.do_what_is_due() == [("s0", later), ("s2", later)]
-    ranks.leave_edge(later)
+    ranks.leave_boundary(later)
     assert ranks.do_what_is_due() == []

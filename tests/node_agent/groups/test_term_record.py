@@ -9,7 +9,7 @@ from allfold_core.survival.records import NO_EPOCH, Epoch, Seat, Stamp, Term
 from allfold_core.survival.term_record import TermRecord, Voter
 
 RECORD = TermRecord(
-    epoch=1,
+    opening=1,
     term=Term(2, 1, ("a", "b", "c"), (1, 1, 2)),
     voters={node: Voter("1", f"{node}:1", f"http://{node}:2") for node in "abc"},
     seats=(Seat("s0", "a"), Seat("s1", "b"), Seat("s2", "c")),

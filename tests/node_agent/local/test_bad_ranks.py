@@ -141,8 +141,8 @@ def test_an_outcome_that_is_too_long_for_a_message_loses_its_details() -> None:
     error = MismatchError("x" * MAX_MESSAGE, got={str(rank): "y" * 100 for rank in range(1000)})
     packed = Outcome(Message.FAILED, 1, 2, epoch=3, body=error.to_dict()).pack()
     assert len(packed) <= MAX_MESSAGE
-    *numbers, body, edge = Outcome.unpack(packed)
-    assert (numbers, edge) == ([Message.FAILED, 1, 2, 3, 0], 0)
+    *numbers, body, boundary = Outcome.unpack(packed)
+    assert (numbers, boundary) == ([Message.FAILED, 1, 2, 3, 0], 0)
     assert body is not None
     assert body["code"] == error.code
     assert body["message"].startswith("xxx")

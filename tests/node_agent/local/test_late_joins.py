@@ -37,7 +37,7 @@ class Running:
     """A group that runs, as a rank sees it that joins."""
 
     def __init__(self, plan: Plan, waits_for: str = "") -> None:
-        self.name, self.opening, self.plan = plan.group, plan.epoch, plan
+        self.name, self.opening, self.plan = plan.group, plan.opening, plan
         self.evicted: Exception | None = None
         self.has_no_ranks = False
         self.agreement = SimpleNamespace(term=first_term(plan))
@@ -257,7 +257,7 @@ def test_the_orchestrator_hears_which_opening_all_others_have_left() -> None:
         late.groups[0].has_no_ranks = True
         await heard(tell, None)
         await until(lambda: late.given_up, "it has given up its seat")
-        assert late.ended == [PLAN.epoch]
+        assert late.ended == [PLAN.opening]
         joining.cancel()
 
     asyncio.run(run())
@@ -275,7 +275,7 @@ def test_a_node_never_opens_a_group_again_that_all_ranks_have_left() -> None:
         late.registry.remove(cast("NodeGroup", over))
         await heard(tell, None)
         await until(lambda: len(late.given_up) == 2, "it has got a seat there once more")
-        assert late.ended == [PLAN.epoch, PLAN.epoch]
+        assert late.ended == [PLAN.opening, PLAN.opening]
         assert late.groups == [over]
         late.restart_store()
         await heard(await late.asks(1), EPOCH)

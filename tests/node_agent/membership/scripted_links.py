@@ -92,7 +92,7 @@ class ScriptedLinks:
         self.now = until
 
     def stall(self, seconds: float) -> None:
-        """This node itself does nothing for a while; it judges before it reads what has come."""
+        """This node itself does nothing for a while; it decides before it reads what has come."""
         until, heard = self.now + seconds, set[str]()
         while self.now < until:
             heard |= self._answering()

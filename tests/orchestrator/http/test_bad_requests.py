@@ -10,9 +10,9 @@ import pytest
 from starlette.types import Message
 
 from allfold_core.group_options import NAMES, GroupOptions
+from allfold_orchestrator.bodies import JoinGroup
 from allfold_orchestrator.http import request_limits
 from allfold_orchestrator.http.request_limits import BodyLimit
-from allfold_orchestrator.wire import JoinGroup
 from tests.orchestrator.api_client import ApiClient, error_of
 from tests.support.waiting import within
 
@@ -74,7 +74,7 @@ async def test_the_message_has_the_field_and_both_values_in_plain_words(
         {"holds": {f"g{i}": 1 for i in range(4097)}},
         {"data_address": "a:65536"},
     ],
-    ids=["an epoch beyond 31 bits", "a huge epoch", "too many groups", "a port beyond 16 bits"],
+    ids=["an opening beyond 31 bits", "a huge opening", "too many groups", "a port beyond 16 bits"],
 )
 async def test_a_registration_with_numbers_out_of_bounds_is_refused(
     api: ApiClient, fields: dict[str, Any]

@@ -20,16 +20,16 @@ async def test_a_group_forms_and_everybody_gets_the_same_plan(api: ApiClient) ->
     await api.register("a", zone="z2")
     await api.register("b", zone="z1")
     first = await api.join(0, "a", strategies={"all_reduce": "ring"})
-    assert body_of(first) == {"epoch": 1, "ready": False}
+    assert body_of(first) == {"opening": 1, "epoch": 1, "ready": False}
     second = await api.join(1, "b", strategies={"all_reduce": "ring"})
-    assert body_of(second) == {"epoch": 1, "ready": True}
+    assert body_of(second) == {"opening": 1, "epoch": 1, "ready": True}
     answers = [(await api.plan(session)).json() for session in ("s0", "s1")]
     assert answers[0] == answers[1]
     assert answers[0]["ready"] is True
     plan = Plan.from_dict(answers[0]["plan"])
     assert plan.to_dict() == (await api.store.groups.read("train")).current.plan.to_dict()  # type: ignore[union-attr]
     assert [member.node for member in plan.members] == ["b", "a"]
-    assert (plan.epoch, plan.world_size, plan.options.timeout) == (1, 2, 30.0)
+    assert (plan.opening, plan.world_size, plan.options.timeout) == (1, 2, 30.0)
     assert plan.options.strategies == {"all_reduce": "ring"}
 
 
@@ -40,6 +40,7 @@ async def test_a_wait_that_is_over_says_who_is_there_and_who_is_missing(api: Api
     assert response.status_code == 200
     assert body_of(response) == {
         "ready": False,
+        "opening": 1,
         "epoch": 1,
         "present": [1],
         "missing": [0, 2, 3],
@@ -129,13 +130,13 @@ async def test_a_lost_rank_gets_no_plan(api: ApiClient) -> None:
     error_of(await api.plan("s1"), 410, "AF301")
 
 
-async def test_the_next_epoch_is_waited_for_although_the_last_one_is_known(
+async def test_the_next_opening_is_waited_for_although_the_last_one_is_known(
     api: ApiClient,
 ) -> None:
     await form(api)
     await api.leave(0)
-    assert body_of(await api.join(0)) == {"epoch": 2, "ready": False}
-    waiting = await api.plan("s0", epoch=2)
+    assert body_of(await api.join(0)) == {"opening": 2, "epoch": 2, "ready": False}
+    waiting = await api.plan("s0", opening=2)
     assert (waiting.json()["epoch"], waiting.json()["present"]) == (2, [0])
 
 
@@ -203,7 +204,7 @@ async def test_a_lost_reply_does_no_harm(api: ApiClient) -> None:
     await api.register("a")
     assert body_of(await api.join(0)) == body_of(await api.join(0))
     await api.join(1)
-    assert body_of(await api.join(0)) == {"epoch": 1, "ready": True}
+    assert body_of(await api.join(0)) == {"opening": 1, "epoch": 1, "ready": True}
     assert (await api.leave(0)).status_code == 200
     assert (await api.leave(0)).status_code == 200
 
@@ -214,10 +215,10 @@ async def test_finishing_what_one_does_not_hold_is_an_error(api: ApiClient) -> N
     assert (await api.leave(0, "stranger", reason="lost")).status_code == 200
 
 
-async def test_an_agent_keeps_epochs_from_being_used_twice(api: ApiClient) -> None:
+async def test_an_agent_keeps_openings_from_being_used_twice(api: ApiClient) -> None:
     await api.register("a", holds={"train": 7, "other": 0})
     await api.join(0)
-    assert body_of(await api.join(1)) == {"epoch": 8, "ready": True}
+    assert body_of(await api.join(1)) == {"opening": 8, "epoch": 8, "ready": True}
 
 
 async def test_a_group_is_shown_through_its_whole_life(api: ApiClient) -> None:
@@ -260,7 +261,7 @@ async def test_the_newest_term_of_a_group_is_shown_with_whom_it_lost_and_how(
     assert (await api.group())["term"] is None
 
 
-async def test_while_a_group_forms_anew_the_fate_of_the_last_epoch_is_shown(
+async def test_while_a_group_forms_anew_the_fate_of_the_last_opening_is_shown(
     api: ApiClient,
 ) -> None:
     await form(api)
@@ -273,7 +274,8 @@ async def test_while_a_group_forms_anew_the_fate_of_the_last_epoch_is_shown(
     await api.leave(0)
     view = await api.group()
     assert view["waiting"] == []
-    assert (view["phase"], view["epoch"], view["last_epoch"]) == ("forming", 2, 1)
+    assert (view["phase"], view["opening"], view["last_opening"]) == ("forming", 2, 1)
+    assert (view["epoch"], view["last_epoch"]) == (2, 1)
     assert view["missing"] == [1]
     assert view["lost"] == [{"rank": 1, "node": "b", "reason": "lost"}]
 
@@ -285,11 +287,11 @@ async def test_who_waits_for_a_name_gets_the_plan_as_soon_as_its_last_holder_has
     await api.leave(0)
     for rank in (0, 1):
         joined = body_of(await api.join(rank, session=f"new{rank}"))
-        assert joined == {"epoch": 2, "ready": False}
-    waiting = (await api.plan("new0", epoch=2)).json()
+        assert joined == {"opening": 2, "epoch": 2, "ready": False}
+    waiting = (await api.plan("new0", opening=2)).json()
     assert (waiting["ready"], waiting["missing"]) == (False, [])
     assert waiting["held_by"] == [{"rank": 1, "node": "b"}]
-    asked = asyncio.create_task(api.plan("new0", wait=20, epoch=2))
+    asked = asyncio.create_task(api.plan("new0", wait=20, opening=2))
     await until(lambda: api.store.notifications._waiting, "the long-poll waits")
     await api.leave(1)
     assert (await within(5, asked)).json()["plan"]["epoch"] == 2

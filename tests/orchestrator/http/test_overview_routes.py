@@ -202,7 +202,7 @@ async def test_a_file_that_is_known_is_not_sent_again(api: ApiClient) -> None:
     assert (again.status_code, again.content) == (304, b"")
 
 
-@pytest.mark.parametrize("name", ["..%2Fwire.py", "wire.py", "%2e%2e", "nothing.js"])
+@pytest.mark.parametrize("name", ["..%2Fbodies.py", "bodies.py", "%2e%2e", "nothing.js"])
 async def test_only_the_dashboards_files_are_served(api: ApiClient, name: str) -> None:
     assert (await api.http.get(f"/dashboard/{name}")).status_code == 404
 

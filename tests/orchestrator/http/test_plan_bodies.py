@@ -109,9 +109,9 @@ def test_who_waits_is_told_of_the_ranks_that_still_hold_the_name() -> None:
         assert {place["node"] for place in answer["held_by"]} == {"abc"[rank] for rank in held}
 
 
-def test_who_waits_is_told_of_those_who_hold_the_name_though_their_epoch_was_lost() -> None:
+def test_who_waits_is_told_of_those_who_hold_the_name_though_their_opening_was_lost() -> None:
     before, _ = play([leave(0)], ready(3))
-    lost = GroupState("train", last_epoch=1, recalled=1, term=term_record(before))
+    lost = GroupState("train", last_opening=1, recalled=1, term=term_record(before))
     state, _ = play([join(0, of=3, session="new")], lost)
     answer = json.loads(bytes(PlanBodies().response("train", state, "").body))
     assert [place["node"] for place in answer["held_by"]] == ["b", "c"]

@@ -15,11 +15,10 @@ import pytest
 from allfold_cluster.redis_server import RedisServer
 from allfold_control.records import read_record
 from allfold_core.errors import ServiceError
-from allfold_core.survival.term_record import StoreLife
 from allfold_orchestrator import background
 from allfold_orchestrator.links import control_links
 from allfold_orchestrator.links.control_links import ControlLinks
-from allfold_orchestrator.membership.group_state import GroupState, Leave, Reason
+from allfold_orchestrator.membership.group_state import GroupState, Leave, Reason, StoreLife
 from allfold_orchestrator.membership.membership import step
 from allfold_orchestrator.store import keys
 from allfold_orchestrator.store.redis_client import connect as connect_redis
@@ -75,7 +74,7 @@ async def test_an_suspicion_counts_at_a_replica_to_which_its_reporter_has_linked
         await a.holds("a", "c")
 
 
-async def test_a_dead_link_that_two_replicas_judge_costs_one_node(
+async def test_a_dead_link_that_two_replicas_decide_on_costs_one_node(
     make_store: MakeStore,
 ) -> None:
     async with AsyncExitStack() as stack:
@@ -109,12 +108,12 @@ async def test_a_replica_in_its_turn_sees_what_another_one_decided_before(
         assert [place["node"] for place in (await served[0].group())["lost"]] == ["a"]
 
 
-async def test_of_two_replicas_one_judges_at_a_time(make_store: MakeStore) -> None:
+async def test_of_two_replicas_one_decides_at_a_time(make_store: MakeStore) -> None:
     one, other = make_store(), make_store()
-    async with one.judging.turn() as first, other.judging.turn() as second:
+    async with one.decisions.turn() as first, other.decisions.turn() as second:
         assert first is not None
         assert second is None
-    async with other.judging.turn() as again:
+    async with other.decisions.turn() as again:
         assert again
 
 
@@ -122,7 +121,7 @@ async def test_a_turn_that_was_over_before_its_end_does_not_end_that_of_another(
     make_store: MakeStore, backend: Backend
 ) -> None:
     one, client = make_store(), backend.client()
-    async with one.judging.turn():
+    async with one.decisions.turn():
         await client.set(keys.DETECTOR, "another")
     assert await client.get(keys.DETECTOR) == "another"
     await client.aclose()

@@ -254,7 +254,7 @@ async def test_a_node_that_comes_with_a_new_life_is_left_out_at_once(one: Replic
         await c.hears("registered", is_evicted=False, out=[])
 
 
-async def test_nodes_that_are_judged_together_are_left_out_by_one_term(
+async def test_nodes_that_are_decided_on_together_are_left_out_by_one_term(
     one: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with AsyncExitStack() as stack:
@@ -262,8 +262,8 @@ async def test_nodes_that_are_judged_together_are_left_out_by_one_term(
         decide = one.links._runner.detector.decide
         ready: list[bool] = []
 
-        def when_both_are_suspected(*judged: Any) -> list[Evict]:
-            return decide(*judged) if ready else []
+        def when_both_are_suspected(*arguments: Any) -> list[Evict]:
+            return decide(*arguments) if ready else []
 
         monkeypatch.setattr(one.links._runner.detector, "decide", when_both_are_suspected)
         for silent in (c, d):

@@ -10,7 +10,7 @@ import pytest
 from allfold_control import messages
 from allfold_control.messages import MAX_MESSAGE_BYTES, MAX_PEERS
 from allfold_control.records import record_fields
-from allfold_core.schema import MAX_EPOCH, MAX_WORLD_SIZE, UnknownSchema
+from allfold_core.schema import MAX_OPENING, MAX_WORLD_SIZE, UnknownSchema
 from allfold_core.survival.records import Seat, Term
 from allfold_core.survival.term_record import TermRecord, Voter
 from allfold_orchestrator.membership.reports import term_record
@@ -41,7 +41,14 @@ def test_a_record_comes_back_as_it_was_announced() -> None:
         {"term": {"number": 1, "generation": 0, "voters": [], "joined": []}},
         {"more": 1},
     ],
-    ids=["no addresses", "half a seat", "no epoch", "no generation", "no voters", "another field"],
+    ids=[
+        "no addresses",
+        "half a seat",
+        "no opening",
+        "no generation",
+        "no voters",
+        "another field",
+    ],
 )
 def test_a_record_that_cannot_be_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
@@ -87,7 +94,7 @@ def test_the_record_of_the_largest_group_fits_into_a_message() -> None:
     nodes = [f"node-{number:05d}.rack-{number % 100:02d}" for number in range(MAX_PEERS)]
     voter = Voter("0" * 32, "255.255.255.255:65535", "http://255.255.255.255:65535")
     seats = tuple(Seat(f"{rank:016x}", nodes[rank % MAX_PEERS]) for rank in range(MAX_WORLD_SIZE))
-    term = Term(MAX_EPOCH, 1, tuple(nodes), (MAX_EPOCH,) * MAX_PEERS)
-    record = TermRecord(MAX_EPOCH, term, dict.fromkeys(nodes, voter), seats, 1)
+    term = Term(MAX_OPENING, 1, tuple(nodes), (MAX_OPENING,) * MAX_PEERS)
+    record = TermRecord(MAX_OPENING, term, dict.fromkeys(nodes, voter), seats, 1)
     message = messages.TermAnnounced(generation=1, group="train", record=record)
     assert len(messages.dump(message)) < MAX_MESSAGE_BYTES

@@ -28,7 +28,7 @@ async def also_in(group: str, *linked: FakeAgent) -> None:
         await agent.holds(*(each.name for each in linked), group=group)
 
 
-async def test_a_record_that_cannot_be_read_stops_neither_terms_nor_verdicts_of_others(
+async def test_a_record_that_cannot_be_read_stops_neither_terms_nor_decisions_on_others(
     make_store: MakeStore, backend: Backend
 ) -> None:
     async with AsyncExitStack() as stack:

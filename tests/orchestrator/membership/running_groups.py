@@ -34,7 +34,7 @@ def running(**options: Any) -> GroupState:
 
 def forgotten(state: GroupState) -> GroupState:
     """The group as agents have reported it to an orchestrator that has lost its state."""
-    return GroupState(GROUP, state.last_epoch, state.last_epoch, term=term_record(state))
+    return GroupState(GROUP, state.last_opening, state.last_opening, term=term_record(state))
 
 
 def seats_of(state: GroupState) -> list[str]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from allfold_core.survival.term_record import Life
 from allfold_orchestrator.membership.failure_detector import FailureDetector
-from allfold_orchestrator.membership.group_state import Life
-from allfold_orchestrator.membership.suspects import Evict, SuspicionKind
+from allfold_orchestrator.membership.suspects import Evict
 from tests.orchestrator.detectors import (
     AFTER,
     MEMBERS,
@@ -170,7 +170,7 @@ def test_what_a_node_said_before_its_control_link_ended_is_no_sign_of_life_after
     assert decided(detector, 1.0 + AFTER) == set()
 
 
-def test_links_that_died_together_are_judged_together() -> None:
+def test_links_that_died_together_are_decided_on_together() -> None:
     detector = FailureDetector()
     silent(detector, 0.0, A, B)
     detector.answered(0.1, B, 0.0)
@@ -203,7 +203,7 @@ def test_a_link_that_dies_after_the_window_is_a_matter_of_its_own() -> None:
 
 def test_a_link_is_waited_for_longer_if_the_reporter_is_late_itself() -> None:
     detector = FailureDetector()
-    detector.suspected(0.0, A, B, SuspicionKind.SILENT, MEMBERS, lag=0.3)
+    detector.suspected(0.0, A, B, "silent", MEMBERS, lag=0.3)
     detector.answered(0.1, B, 0.0)
     detector.told(AFTER, A, {B: 2.0})
     assert decided(detector, AFTER, "a") == set()

@@ -5,9 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from allfold_core.survival.term_record import Life
 from allfold_orchestrator.membership.failure_detector import CONFIRM_SECONDS, FailureDetector
-from allfold_orchestrator.membership.group_state import Life
-from allfold_orchestrator.membership.suspects import SuspicionKind
 from tests.orchestrator.detectors import MEMBERS, RANKS, evicted
 
 EVENTS = st.lists(
@@ -33,7 +32,7 @@ def test_nobody_is_evicted_unsuspected_early_or_within_confirm_of_a_sign_of_life
         now += pause
         match what:
             case "silent" | "refused" if one != other:
-                detector.suspected(now, one, other, SuspicionKind(what), MEMBERS)
+                detector.suspected(now, one, other, what, MEMBERS)
                 blamed.setdefault(other, now)
                 links.add(frozenset((one, other)))
             case "answer":

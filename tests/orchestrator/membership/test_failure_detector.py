@@ -9,7 +9,6 @@ from allfold_orchestrator.membership.suspects import (
     Cleared,
     Evict,
     Probe,
-    SuspicionKind,
 )
 from tests.orchestrator.detectors import AFTER, MEMBERS, RANKS, A, B, C, D, decided, evicted, silent
 
@@ -33,15 +32,15 @@ def test_a_refused_dial_and_the_end_of_the_control_link_are_proof() -> None:
 def test_a_refused_dial_and_an_reporter_that_was_refused_are_proof_in_either_order() -> None:
     detector = FailureDetector()
     detector.reached(A)
-    detector.suspected(0.0, B, A, SuspicionKind.REFUSED, MEMBERS)
+    detector.suspected(0.0, B, A, "refused", MEMBERS)
     assert set(evicted(detector.dial_refused(A))) == {A}
     detector.reached(A)
     silent(detector, 0.0, C, A)
     assert detector.dial_refused(A) == [], "one path alone may be a firewall"
-    assert set(evicted(detector.suspected(0.1, B, A, SuspicionKind.REFUSED, MEMBERS))) == {A}
+    assert set(evicted(detector.suspected(0.1, B, A, "refused", MEMBERS))) == {A}
 
 
-def test_a_node_that_is_doubted_before_its_members_are_known_is_judged_when_they_are() -> None:
+def test_a_node_that_is_doubted_before_its_members_are_known_is_decided_on_when_they_are() -> None:
     detector = FailureDetector()
     detector.reached(A)
     silent(detector, 0.0, C, A)
@@ -52,7 +51,7 @@ def test_a_node_that_is_doubted_before_its_members_are_known_is_judged_when_they
 
 def test_a_refused_dial_of_a_node_that_was_never_reached_says_nothing() -> None:
     detector = FailureDetector()
-    detector.suspected(0.0, B, A, SuspicionKind.REFUSED, MEMBERS)
+    detector.suspected(0.0, B, A, "refused", MEMBERS)
     assert detector.dial_refused(A) == []
     assert decided(detector, CONFIRM_SECONDS - 0.01) == set()
     assert decided(detector, AFTER) == {"a"}, "for silence"
@@ -60,7 +59,7 @@ def test_a_refused_dial_of_a_node_that_was_never_reached_says_nothing() -> None:
 
 def test_a_node_that_was_never_reached_and_refuses_all_is_more_than_silent() -> None:
     detector = FailureDetector()
-    detector.suspected(0.0, B, A, SuspicionKind.REFUSED, MEMBERS)
+    detector.suspected(0.0, B, A, "refused", MEMBERS)
     silent(detector, 0.0, B, C)
     detector.dial_refused(A)
     detector.dial_refused(C)
@@ -194,7 +193,7 @@ def test_a_node_that_may_not_be_evicted_now_stays_suspected_until_it_may_or_is_h
 def test_a_refusal_before_a_sign_of_life_proves_nothing_of_what_comes_after_it() -> None:
     detector = FailureDetector()
     detector.reached(A)
-    detector.suspected(0.0, B, A, SuspicionKind.STUCK, MEMBERS)
+    detector.suspected(0.0, B, A, "stuck", MEMBERS)
     assert detector.dial_refused(A) == []
     detector.answered(0.1, A, 0.0)
     assert detector.link_ended(0.2, A, MEMBERS) == [Probe(A, (B, C))]
@@ -228,7 +227,7 @@ def test_nothing_is_kept_of_lives_that_are_over() -> None:
 
 def test_an_suspected_node_is_waited_for_longer_if_its_reporter_is_late_itself() -> None:
     detector = FailureDetector()
-    detector.suspected(0.0, B, A, SuspicionKind.SILENT, MEMBERS, lag=0.3)
+    detector.suspected(0.0, B, A, "silent", MEMBERS, lag=0.3)
     assert decided(detector, AFTER) == set()
     assert decided(detector, 0.3 + AFTER) == {"a"}
 
@@ -283,7 +282,7 @@ def test_a_node_that_links_anew_is_cleared() -> None:
     detector.link_ended(0.0, A, MEMBERS)
     assert detector.linked(0.1, A) == []
     assert detector.is_idle
-    detector.suspected(0.2, B, A, SuspicionKind.STUCK, MEMBERS)
+    detector.suspected(0.2, B, A, "stuck", MEMBERS)
     detector.link_ended(0.3, A, MEMBERS)
     assert detector.linked(0.4, A) == []
     assert detector.dial_refused(A) == [], "the link is there again, so that is no second path"

@@ -7,7 +7,6 @@ from typing import NoReturn
 
 import pytest
 
-from allfold_core.survival.term_record import Registration, StoreLife
 from allfold_orchestrator.membership import reports
 from allfold_orchestrator.membership.group_state import (
     AgentRegistered,
@@ -18,6 +17,7 @@ from allfold_orchestrator.membership.group_state import (
     Reason,
     Seated,
     SeatsFreed,
+    StoreLife,
 )
 from allfold_orchestrator.membership.joining import takes_in
 from allfold_orchestrator.membership.membership import step
@@ -104,8 +104,8 @@ def test_a_group_that_its_nodes_say_all_have_left_is_over_with_the_seats_given_s
     assert over.is_free
     again, (seated, *_) = play([late[0]], over)
     assert seated == Seated(0, 2, ready=False), "an opening of its own"
-    report = Registration(("b", "1"), 1, record_of(ghost))
-    after, said = play([AgentRegisters(report, StoreLife(1, "0"), 9.0)], again)
+    report = AgentRegisters(("b", "1"), 1, record_of(ghost), StoreLife(1, "0"), 9.0)
+    after, said = play([report], again)
     assert (after, said) == (again, (AgentRegistered(is_out=True),)), "nor is it brought back"
 
 

@@ -7,8 +7,14 @@ from dataclasses import replace
 import pytest
 
 from allfold_core.errors import MultipleRegister, RegisterParamsMismatch, ServiceError
-from allfold_core.survival.term_record import Recall, Registration, StoreLife, TermRecord
-from allfold_orchestrator.membership.group_state import AgentRegisters, GroupState, Join, Seated
+from allfold_core.survival.term_record import Recall, TermRecord
+from allfold_orchestrator.membership.group_state import (
+    AgentRegisters,
+    GroupState,
+    Join,
+    Seated,
+    StoreLife,
+)
 from allfold_orchestrator.membership.joining import is_unclaimed
 from tests.orchestrator.builders import GROUP, leave, play, refused, with_options
 from tests.orchestrator.membership.running_groups import (
@@ -29,8 +35,7 @@ FIRST_OF_2, FIRST_OF_5 = 1025, 4097
 
 def registers(state: GroupState, on: str, held: TermRecord) -> GroupState:
     """The group after a node has registered with a store that may have lost something."""
-    report = Registration((on, "1"), 1, held)
-    return play([AgentRegisters(report, STORE, 9.0)], state)[0]
+    return play([AgentRegisters((on, "1"), 1, held, STORE, 9.0)], state)[0]
 
 
 @EITHER

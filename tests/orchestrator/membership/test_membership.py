@@ -76,7 +76,7 @@ def test_agents_of_different_series_are_in_no_group_together() -> None:
 
 def test_the_first_rank_opens_a_formation_and_fixes_its_parameters() -> None:
     state, instructions = step(EMPTY, join(1, of=3, timeout=7.0, strategies={"reduce": "tree(2)"}))
-    assert instructions == (Seated(1, epoch=1, ready=False),)
+    assert instructions == (Seated(1, opening=1, ready=False),)
     assert state.forming is not None
     assert (
         state.forming.params == join(1, of=3, timeout=7.0, strategies={"reduce": "tree(2)"}).params
@@ -89,17 +89,17 @@ def test_the_last_rank_completes_the_group_and_makes_the_plan() -> None:
     state, instructions = play([join(1, "b"), join(0, "a")])
     assert state.current is not None
     plan = state.current.plan
-    assert instructions == (Seated(0, epoch=1, ready=True), PlanReady(plan))
-    assert (plan.group, plan.epoch, plan.world_size, plan.options.timeout) == (GROUP, 1, 2, 30.0)
+    assert instructions == (Seated(0, opening=1, ready=True), PlanReady(plan))
+    assert (plan.group, plan.opening, plan.world_size, plan.options.timeout) == (GROUP, 1, 2, 30.0)
     assert {member.node: member.ranks for member in plan.members} == {"a": (0,), "b": (1,)}
     assert sorted(plan.tree_order) == [0, 1]
     assert state.forming is None
-    assert state.last_epoch == 1
+    assert state.last_opening == 1
 
 
 def test_a_group_of_one_is_complete_at_once() -> None:
     state, instructions = play([join(0, of=1)])
-    assert instructions[0] == Seated(0, epoch=1, ready=True)
+    assert instructions[0] == Seated(0, opening=1, ready=True)
     assert state.current is not None
     assert state.current.plan.members[0].ranks == (0,)
 
@@ -114,7 +114,7 @@ def test_the_plan_does_not_depend_on_the_order_of_the_joins() -> None:
     joins = [join(0, "b", of=4), join(1, "a", of=4), join(2, "c", of=4), join(3, "a", of=4)]
     plans = [play(order)[0].current for order in permutations(joins)]
     assert len(plans) == 24
-    assert all(epoch is not None and epoch.plan == plans[0].plan for epoch in plans if plans[0])
+    assert all(each is not None and each.plan == plans[0].plan for each in plans if plans[0])
 
 
 def test_the_plan_carries_addresses_devices_and_zones() -> None:
@@ -246,14 +246,14 @@ def test_the_same_join_again_gets_the_same_answer_and_changes_nothing() -> None:
 
 def test_the_same_join_again_after_completion_learns_that_the_group_is_ready() -> None:
     state, instructions = step(ready(2), join(0))
-    assert instructions == (Seated(0, epoch=1, ready=True),)
+    assert instructions == (Seated(0, opening=1, ready=True),)
     assert state.forming is None
 
 
-def test_a_retry_finds_its_epoch_even_if_another_rank_has_left_it_already() -> None:
+def test_a_retry_finds_its_opening_even_if_another_rank_has_left_it_already() -> None:
     closing, _ = play([leave(1)], ready(2))
     _, instructions = step(closing, join(0))
-    assert instructions == (Seated(0, epoch=1, ready=True),)
+    assert instructions == (Seated(0, opening=1, ready=True),)
 
 
 def test_a_second_join_of_a_session_with_other_parameters_is_no_retry() -> None:
@@ -305,7 +305,7 @@ def test_finishing_one_rank_leaves_the_others_as_they_were() -> None:
     assert after.current.seats is before.current.seats
 
 
-def test_the_last_rank_to_leave_closes_the_epoch() -> None:
+def test_the_last_rank_to_leave_closes_the_opening() -> None:
     state, instructions = play([leave(0), leave(1, Reason.LOST)], ready(2))
     assert instructions == (RanksDeparted(1, (1,), Reason.LOST),)
     assert state.idle
@@ -339,7 +339,7 @@ def test_a_lost_node_that_sat_alone_takes_the_formation_along() -> None:
     assert state == EMPTY
 
 
-def test_a_lost_node_takes_its_ranks_out_of_the_epoch_and_the_others_stay() -> None:
+def test_a_lost_node_takes_its_ranks_out_of_the_opening_and_the_others_stay() -> None:
     state, instructions = play([lost("b")], ready(3))
     assert instructions == (RanksDeparted(1, (1,), Reason.NODE_LOST),)
     assert state.current is not None
@@ -358,7 +358,7 @@ def test_losing_another_incarnation_means_nothing() -> None:
     assert step(state, lost("a")) == (state, ())
 
 
-def test_a_lost_node_is_lost_in_the_epoch_that_runs_and_in_the_one_that_forms() -> None:
+def test_a_lost_node_is_lost_in_the_opening_that_runs_and_in_the_one_that_forms() -> None:
     state, _ = play([leave(0), join(0), join(1, "b", session="new")], ready(3))
     after, instructions = step(state, lost("b"))
     assert instructions == (
@@ -369,21 +369,21 @@ def test_a_lost_node_is_lost_in_the_epoch_that_runs_and_in_the_one_that_forms() 
     assert sorted(after.current.present) == [2]
 
 
-def test_a_lost_rank_makes_room_for_the_next_epoch() -> None:
+def test_a_lost_rank_makes_room_for_the_next_opening() -> None:
     state, _ = play([lost("b")], ready(2))
     state, _ = play([leave(0), join(0), join(1, "c")], state)
     assert state.current is not None
-    assert state.current.plan.epoch == 2
+    assert state.current.plan.opening == 2
 
 
 # An orchestrator that lost its memory
 
 
-def test_epochs_that_agents_hold_are_not_used_again() -> None:
+def test_openings_that_agents_hold_are_not_used_again() -> None:
     state, instructions = step(EMPTY, NodeHolds("a", 7))
     assert instructions == ()
     state, instructions = play([join(0), join(1, "b")], state)
-    assert instructions[0] == Seated(1, epoch=8, ready=True)
+    assert instructions[0] == Seated(1, opening=8, ready=True)
 
 
 def test_a_store_that_has_lost_all_opens_no_group_by_a_number_of_an_earlier_generation() -> None:
@@ -392,40 +392,40 @@ def test_a_store_that_has_lost_all_opens_no_group_by_a_number_of_an_earlier_gene
     for generation in (1, 2, 3):
         _, (seated, *_) = step(EMPTY, join(0, of=1, generation=generation))
         assert isinstance(seated, Seated)
-        numbers.append(seated.epoch)
+        numbers.append(seated.opening)
     assert numbers == [1, 1025, 2049]
 
 
 @pytest.mark.parametrize("held", [1, 7])
-def test_a_report_that_comes_while_a_group_forms_moves_its_epoch(held: int) -> None:
+def test_a_report_that_comes_while_a_group_forms_moves_its_opening(held: int) -> None:
     state, _ = play([join(0), NodeHolds("b", held)])
     state, instructions = play([join(1, "b")], state)
-    assert instructions[0] == Seated(1, epoch=held + 1, ready=True)
-    assert state.last_epoch == held + 1
+    assert instructions[0] == Seated(1, opening=held + 1, ready=True)
+    assert state.last_opening == held + 1
 
 
-def test_a_report_of_an_earlier_epoch_does_not_move_the_one_that_forms() -> None:
+def test_a_report_of_an_earlier_opening_does_not_move_the_one_that_forms() -> None:
     state, _ = play([join(0), join(1, "b"), leave(0), join(0), NodeHolds("c", 1)])
     assert state.forming is not None
-    assert state.forming.epoch == 2
+    assert state.forming.opening == 2
 
 
-def test_a_report_of_a_known_epoch_changes_nothing() -> None:
+def test_a_report_of_a_known_opening_changes_nothing() -> None:
     state = ready(2)
     assert step(state, NodeHolds("a", 1)) == (state, ())
     assert step(state, NodeHolds("a", 0)) == (state, ())
 
 
-def test_a_report_of_a_later_epoch_does_not_rename_the_one_that_is_complete() -> None:
+def test_a_report_of_a_later_opening_does_not_rename_the_one_that_is_complete() -> None:
     state, _ = play([NodeHolds("a", 7)], ready(2))
-    assert step(state, join(0)) == (state, (Seated(0, epoch=1, ready=True),))
+    assert step(state, join(0)) == (state, (Seated(0, opening=1, ready=True),))
 
 
-def test_ranks_of_a_forgotten_epoch_can_finish() -> None:
+def test_ranks_of_a_forgotten_opening_can_finish() -> None:
     state, _ = play([NodeHolds("a", 7)])
     assert step(state, leave(0)) == (state, ())
 
 
-def test_tolerance_for_forgotten_epochs_ends_with_the_next_epoch() -> None:
+def test_tolerance_for_forgotten_openings_ends_with_the_next_opening() -> None:
     state, _ = play([NodeHolds("a", 7), join(0), join(1, "b")])
     assert type(refused(state, leave(0, session="stranger"))) is MultipleUnregister

@@ -10,7 +10,6 @@ from typing import TypeVar
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from allfold_core.survival.term_record import Registration, StoreLife
 from allfold_orchestrator.membership.group_state import (
     AgentRegisters,
     Event,
@@ -25,6 +24,7 @@ from allfold_orchestrator.membership.group_state import (
     Reason,
     Rejected,
     Seated,
+    StoreLife,
 )
 from allfold_orchestrator.membership.membership import step
 from allfold_orchestrator.membership.reports import term_record
@@ -48,16 +48,19 @@ LEAVES = [
 LIVES = [(info.node, info.incarnation) for info in NODES]
 LOSSES = [NodesLost(dict.fromkeys(lives, "refused")) for lives in ([LIVES[0]], [LIVES[1]], LIVES)]
 REPORTS: list[Event] = [
-    *(NodeHolds("a", epoch) for epoch in range(4)),
+    *(NodeHolds("a", opening) for opening in range(4)),
     *(
         AgentRegisters(
-            Registration(("a", "1"), 0, replace(held, epoch=epoch), is_out=is_out),
+            ("a", "1"),
+            0,
+            replace(held, opening=opening),
             StoreLife(generation, ""),
             until=5.0,
+            is_out=is_out,
         )
         for held in [term_record(play([join(0), join(1, "b")])[0])]
         if held is not None
-        for epoch, generation, is_out in product((1, 2), (0, 1), (False, True))
+        for opening, generation, is_out in product((1, 2), (0, 1), (False, True))
     ),
 ]
 KINDS: tuple[Sequence[Event], ...] = (
@@ -104,16 +107,16 @@ def history(events: list[Event]) -> list[Moment]:
 # Rules
 
 
-def no_epoch_is_ever_used_twice(moments: list[Moment]) -> None:
+def no_opening_is_ever_used_twice(moments: list[Moment]) -> None:
     highest = 0
     for moment in moments:
         for ready in moment.all_of(PlanReady):
-            assert ready.plan.epoch > highest
-            highest = ready.plan.epoch
+            assert ready.plan.opening > highest
+            highest = ready.plan.opening
         if isinstance(moment.event, NodeHolds | AgentRegisters):
-            highest = max(highest, moment.after.last_epoch)
-        assert moment.after.last_epoch == highest
-        assert moment.after.forming is None or moment.after.forming.epoch > highest
+            highest = max(highest, moment.after.last_opening)
+        assert moment.after.last_opening == highest
+        assert moment.after.forming is None or moment.after.forming.opening > highest
 
 
 def every_plan_has_each_rank_of_its_world_exactly_once(moments: list[Moment]) -> None:
@@ -148,14 +151,14 @@ def whoever_is_told_that_it_has_a_seat_has_it(moments: list[Moment]) -> None:
             assert isinstance(moment.event, Join)
             forming = moment.after.forming
             current = moment.after.current
-            seats = {current.plan.epoch: current.seats} if current else {}
+            seats = {current.plan.opening: current.seats} if current else {}
             if forming:
-                seats[forming.epoch] = forming.seats
-            assert seats[told.epoch][told.rank].session == moment.event.seat.session
-            assert told.ready is not (forming is not None and told.epoch == forming.epoch)
+                seats[forming.opening] = forming.seats
+            assert seats[told.opening][told.rank].session == moment.event.seat.session
+            assert told.ready is not (forming is not None and told.opening == forming.opening)
 
 
-def nobody_comes_back_into_an_epoch_it_left(moments: list[Moment]) -> None:
+def nobody_comes_back_into_an_opening_it_left(moments: list[Moment]) -> None:
     for moment in moments:
         before, after = moment.before.current, moment.after.current
         if before and after and before.plan is after.plan:
@@ -180,13 +183,13 @@ def a_formation_has_somebody_and_waits_for_somebody(moments: list[Moment]) -> No
         assert forming is None or (forming.seats and (forming.missing or not moment.after.is_free))
 
 
-def an_epoch_ends_only_when_its_last_rank_has_left(moments: list[Moment]) -> None:
+def an_opening_ends_only_when_its_last_rank_has_left(moments: list[Moment]) -> None:
     left: set[int] = set()
     for moment in moments:
         current = moment.before.current
         for departed in moment.all_of(RanksDeparted):
             assert current
-            assert departed.epoch == current.plan.epoch
+            assert departed.opening == current.plan.opening
             left |= set(departed.ranks)
         if moment.all_of(PlanReady):
             assert current is None or left == set(current.seats)
@@ -197,15 +200,15 @@ def an_epoch_ends_only_when_its_last_rank_has_left(moments: list[Moment]) -> Non
 @settings(UNHURRIED, max_examples=150)
 def test_every_history_keeps_every_rule(events: list[Event]) -> None:
     moments = history(events)
-    no_epoch_is_ever_used_twice(moments)
+    no_opening_is_ever_used_twice(moments)
     every_plan_has_each_rank_of_its_world_exactly_once(moments)
     a_refusal_changes_only_what_the_others_are_told_and_comes_alone(moments)
     a_seat_never_changes_hands_without_being_free_in_between(moments)
     whoever_is_told_that_it_has_a_seat_has_it(moments)
-    nobody_comes_back_into_an_epoch_it_left(moments)
+    nobody_comes_back_into_an_opening_it_left(moments)
     a_lost_node_sits_nowhere(moments)
     a_formation_has_somebody_and_waits_for_somebody(moments)
-    an_epoch_ends_only_when_its_last_rank_has_left(moments)
+    an_opening_ends_only_when_its_last_rank_has_left(moments)
 
 
 @given(HISTORIES)

@@ -18,9 +18,9 @@ from allfold_orchestrator.membership.nodes import (
 from allfold_orchestrator.store import keys
 from tests.orchestrator.builders import node
 
-HERE = NodeRecord(node("a", "1"), "0.1.0", registered_at=5.0)
-RESTARTED = NodeRecord(node("a", "2"), "0.1.0", registered_at=9.0)
-MOVED = NodeRecord(node("a", "2", data_address="elsewhere:7402"), "0.1.0", registered_at=9.0)
+HERE = NodeRecord(node("a", "1", version="0.1.0"), registered_at=5.0)
+RESTARTED = NodeRecord(node("a", "2"), registered_at=9.0)
+MOVED = NodeRecord(node("a", "2", data_address="elsewhere:7402"), registered_at=9.0)
 
 
 def test_a_new_name_is_free() -> None:
@@ -35,13 +35,13 @@ def test_registering_again_is_fine_and_does_not_make_the_node_younger(lease_aliv
 
 @pytest.mark.parametrize("lease_alive", [True, False])
 def test_a_restarted_agent_takes_its_name_back_at_once(lease_alive: bool) -> None:
-    verdict = admit(HERE, lease_alive=lease_alive, applicant=RESTARTED)
-    assert verdict == Admission(RESTARTED, replaced=HERE.info)
+    result = admit(HERE, lease_alive=lease_alive, applicant=RESTARTED)
+    assert result == Admission(RESTARTED, replaced=HERE.info)
 
 
 def test_a_name_whose_lease_is_over_can_be_taken_from_anywhere() -> None:
-    verdict = admit(HERE, lease_alive=False, applicant=MOVED)
-    assert verdict == Admission(MOVED, replaced=HERE.info)
+    result = admit(HERE, lease_alive=False, applicant=MOVED)
+    assert result == Admission(MOVED, replaced=HERE.info)
 
 
 @pytest.mark.parametrize("applicant", [RESTARTED, MOVED])
@@ -71,19 +71,25 @@ def test_records_survive_their_json_form() -> None:
     assert NodeRecord.from_dict(json.loads(json.dumps(record.to_dict()))) == record
 
 
+def test_a_record_of_an_older_release_has_its_version_beside_the_node() -> None:
+    written = HERE.to_dict()
+    assert written["version"] == written["info"].pop("version") == "0.1.0"
+    assert NodeRecord.from_dict(written) == HERE
+
+
 def test_a_life_names_a_node_and_an_incarnation() -> None:
     assert keys.parse_life(keys.life("node-a.1", "b_2")) == ("node-a.1", "b_2")
 
 
 def test_a_record_is_alive_in_its_own_incarnation_until_it_is_lost() -> None:
-    record = NodeRecord(node("a", "1"), "0", 0.0)
+    record = NodeRecord(node("a", "1"), 0.0)
     assert record.is_alive_as("1")
     assert not record.is_alive_as("2")
     assert not replace(record, lost_at=1.0).is_alive_as("1")
 
 
 def test_a_node_that_lives_is_ended_by_its_own_incarnation_alone() -> None:
-    record = NodeRecord(node("a", "1"), "0", 0.0)
+    record = NodeRecord(node("a", "1"), 0.0)
     assert record.may_be_ended_by("1")
     assert not record.may_be_ended_by("2")
     assert replace(record, lost_at=1.0).may_be_ended_by("2")

@@ -16,11 +16,11 @@ from tests.orchestrator.builders import GROUP, join, leave, lost, play, ready
 EMPTY = GroupState(GROUP)
 
 
-def test_once_a_rank_has_left_the_next_epoch_can_form() -> None:
+def test_once_a_rank_has_left_the_next_opening_can_form() -> None:
     state, instructions = play([leave(0), join(0)], ready(2))
-    assert instructions == (Seated(0, epoch=2, ready=False),)
+    assert instructions == (Seated(0, opening=2, ready=False),)
     assert state.current is not None
-    assert state.current.plan.epoch == 1
+    assert state.current.plan.opening == 1
 
 
 @pytest.mark.parametrize("reason", list(Reason))
@@ -34,17 +34,17 @@ def test_a_group_goes_on_without_a_rank_that_leaves_and_its_name_stays_taken(
     assert reason.is_loss is (reason in (Reason.LOST, Reason.NODE_LOST))
 
 
-def test_a_formation_with_all_its_ranks_waits_for_the_last_one_of_the_epoch_before() -> None:
+def test_a_formation_with_all_its_ranks_waits_for_the_last_one_of_the_opening_before() -> None:
     state, instructions = play([leave(0), join(0), join(1, "b", session="new")], ready(2))
-    assert instructions == (Seated(1, epoch=2, ready=False),)
+    assert instructions == (Seated(1, opening=2, ready=False),)
     assert state.forming is not None
     assert state.forming.full
     assert state.current is not None
-    assert state.current.plan.epoch == 1
+    assert state.current.plan.opening == 1
     after, instructions = play([leave(1)], state)
     assert after.forming is None
     assert after.current is not None
-    assert after.current.plan.epoch == 2
+    assert after.current.plan.opening == 2
     assert instructions == (
         RanksDeparted(1, (1,), Reason.FINISHED),
         PlanReady(after.current.plan),
@@ -83,6 +83,6 @@ def test_a_group_registers_again_with_another_size() -> None:
     # Upstream never reset its count of nodes, and node ids collided.
     state, _ = play([leave(0), leave(1)], ready(2))
     state, instructions = play([join(r, "ab"[r % 2], of=5) for r in range(5)], state)
-    assert instructions[0] == Seated(4, epoch=2, ready=True)
+    assert instructions[0] == Seated(4, opening=2, ready=True)
     assert state.current is not None
     assert state.current.plan.world_size == 5

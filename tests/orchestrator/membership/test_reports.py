@@ -1,4 +1,4 @@
-"""Terms in the state of a group: made with an epoch, followed by losses, rebuilt from reports."""
+"""Terms in the state of a group: made with an opening, followed by losses, rebuilt from reports."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from allfold_core.survival.records import Seat
-from allfold_core.survival.term_record import Registration, StoreLife, TermRecord
+from allfold_core.survival.term_record import TermRecord
 from allfold_orchestrator.membership.group_state import (
     AgentRegistered,
     AgentRegisters,
@@ -17,6 +17,7 @@ from allfold_orchestrator.membership.group_state import (
     PlanReady,
     RanksDeparted,
     Reason,
+    StoreLife,
 )
 from allfold_orchestrator.membership.membership import step
 from allfold_orchestrator.membership.reports import term_record
@@ -37,16 +38,16 @@ def record_of(state: GroupState) -> TermRecord:
 def registers(
     name: str, held: TermRecord, *, store: StoreLife = LATER, generation: int = 0, out: bool = False
 ) -> AgentRegisters:
-    return AgentRegisters(Registration((name, "1"), generation, held, out), store, UNTIL)
+    return AgentRegisters((name, "1"), generation, held, store, UNTIL, is_out=out)
 
 
-def test_an_epoch_begins_with_a_term_of_all_its_nodes_and_of_the_stores_generation() -> None:
+def test_an_opening_begins_with_a_term_of_all_its_nodes_and_of_the_stores_generation() -> None:
     joins = [join(rank, "ab"[rank], generation=3) for rank in (0, 1)]
     state, _ = play(joins)
     record = record_of(state)
     assert state.current is not None
     assert state.current.plan.generation == 3
-    assert (record.epoch, record.term.number, record.term.generation) == (2049, 2049, 3)
+    assert (record.opening, record.term.number, record.term.generation) == (2049, 2049, 3)
     assert record.term.voters == ("a", "b")
     assert record.seats == (Seat("s0", "a"), Seat("s1", "b"))
 
@@ -63,7 +64,7 @@ def test_a_formation_that_a_report_completes_is_of_the_generation_of_that_report
     waiting = join(0, "b", of=1, session="next", generation=1)
     full, _ = play([leave(0), waiting], ready(2))
     state, _ = play([registers("b", record_of(full), out=True)], full)
-    assert (record_of(state).epoch, record_of(state).generation) == (2, LATER.generation)
+    assert (record_of(state).opening, record_of(state).generation) == (2, LATER.generation)
 
 
 def test_ranks_that_leave_are_not_in_the_record_and_the_last_one_ends_the_term() -> None:
@@ -113,7 +114,7 @@ def test_a_group_that_was_forgotten_is_known_again_from_one_report() -> None:
     state, instructions = play([NodeHolds("a", 1), registers("a", held)], EMPTY)
     assert instructions == (AgentRegistered(is_out=False),)
     assert record_of(state).seats == held.seats
-    assert state.last_epoch == 1
+    assert state.last_opening == 1
     assert not state.is_free
     state, _ = play([registers("b", held)], state)
     assert record_of(state).recall is None
@@ -129,7 +130,7 @@ def test_a_name_that_is_known_from_reports_is_free_when_the_last_reported_rank_h
     assert unknown is state
     state, instructions = play([leave(1)], state)
     assert isinstance(instructions[-1], PlanReady)
-    assert instructions[-1].plan.epoch == 2
+    assert instructions[-1].plan.opening == 2
 
 
 def test_a_name_that_is_known_from_reports_is_free_when_its_last_node_is_lost() -> None:
@@ -157,11 +158,11 @@ def test_an_agent_that_read_the_store_before_its_last_loss_registers_with_what_i
     assert step(state, late) == (state, (LossShown(1),))
 
 
-@pytest.mark.parametrize("later_epoch", [False, True])
-def test_an_agent_that_still_holds_an_opening_that_is_over_is_out(later_epoch: bool) -> None:
+@pytest.mark.parametrize("later_opening", [False, True])
+def test_an_agent_that_still_holds_an_opening_that_is_over_is_out(later_opening: bool) -> None:
     held = record_of(ready(2))
     state, _ = play([leave(0), leave(1)], ready(2))
-    if later_epoch:
+    if later_opening:
         state, _ = play([NodeHolds("c", 5)], state)
     assert step(state, registers("a", held, store=STORE)) == (
         state,
@@ -191,23 +192,23 @@ def test_a_node_that_says_it_is_out_loses_its_ranks_and_the_last_one_frees_the_n
     after, instructions = play([registers("a", held, store=STORE, out=True)], state)
     assert instructions[0] == RanksDeparted(1, (0,), Reason.NODE_LOST)
     assert isinstance(instructions[-1], PlanReady)
-    assert record_of(after).epoch == 2
+    assert record_of(after).opening == 2
 
 
 def test_a_later_opening_that_only_agents_know_takes_the_place_of_the_one_in_the_store() -> None:
     state = ready(2)
-    later = replace(record_of(state), epoch=4)
+    later = replace(record_of(state), opening=4)
     after, _ = play([registers("a", later)], state)
     assert after.current is None
-    assert record_of(after).epoch == 4
-    assert after.last_epoch == 4
+    assert record_of(after).opening == 4
+    assert after.last_opening == 4
 
 
 def test_a_formation_under_way_gets_a_number_above_what_agents_report() -> None:
-    held = replace(record_of(ready(2)), epoch=4)
+    held = replace(record_of(ready(2)), opening=4)
     state, _ = play([join(0, "c"), registers("a", held)], EMPTY)
     assert state.forming is not None
-    assert state.forming.epoch == 5
+    assert state.forming.opening == 5
 
 
 def test_a_name_is_free_when_all_nodes_have_registered_and_none_has_a_rank_any_more() -> None:

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from allfold_orchestrator.membership.group_state import Life
-from allfold_orchestrator.membership.suspects import SuspectedLife, SuspicionKind
+from allfold_core.survival.suspicion import SuspicionKind
+from allfold_core.survival.term_record import Life
+from allfold_orchestrator.membership.suspects import SuspectedLife
 
 A, B, C = ((name, "1") for name in "abc")
 
@@ -15,16 +16,16 @@ A, B, C = ((name, "1") for name in "abc")
 @pytest.mark.parametrize(
     ("suspicions", "how"),
     [
-        ({A: SuspicionKind.REFUSED}, "refused connections of a, and gave no sign of life"),
+        ({A: "refused"}, "refused connections of a, and gave no sign of life"),
         (
-            {B: SuspicionKind.SILENT, A: SuspicionKind.REFUSED, C: SuspicionKind.SILENT},
+            {B: "silent", A: "refused", C: "silent"},
             "refused connections of a, was silent to b, c, and gave no sign of life",
         ),
         (
-            {A: SuspicionKind.STUCK, B: SuspicionKind.SILENT},
+            {A: "stuck", B: "silent"},
             "was silent to b, did not do its part for a, and gave no sign of life",
         ),
-        ({A: SuspicionKind.STUCK}, "was stuck: it answered a, but did not do its part"),
+        ({A: "stuck"}, "was stuck: it answered a, but did not do its part"),
     ],
     ids=["refused", "refused and silent", "silent and stuck", "stuck"],
 )

@@ -13,10 +13,9 @@ from allfold_core.survival.plans import first_record
 from allfold_core.survival.records import Seat, Term
 from allfold_core.survival.term_record import (
     Recall,
-    Registration,
-    StoreLife,
     TermRecord,
 )
+from allfold_orchestrator.membership.group_state import AgentRegisters, StoreLife
 from allfold_orchestrator.membership.terms import (
     FIRST_GENERATIONS,
     evict,
@@ -54,14 +53,14 @@ def without(record: TermRecord, *names: str) -> TermRecord:
 
 def report(
     name: str, held: TermRecord, *, generation: int = 1, is_out: bool = False
-) -> Registration:
-    return Registration((name, "1"), generation, held, is_out)
+) -> AgentRegisters:
+    return AgentRegisters((name, "1"), generation, held, STORE, UNTIL, is_out=is_out)
 
 
-def recall_by(record: TermRecord | None, *reports: Registration) -> TermRecord:
+def recall_by(record: TermRecord | None, *reports: AgentRegisters) -> TermRecord:
     """The record after registrations, all of which are accepted."""
     for each in reports:
-        answer = register(record, STORE, each, UNTIL)
+        answer = register(record, each)
         assert not answer.is_out
         record = answer.record
     assert record is not None
@@ -71,7 +70,7 @@ def recall_by(record: TermRecord | None, *reports: Registration) -> TermRecord:
 # Chains
 
 
-def test_the_first_term_has_the_number_of_the_epoch_and_every_node_as_a_voter() -> None:
+def test_the_first_term_has_the_number_of_the_opening_and_every_node_as_a_voter() -> None:
     state, _ = play(join(r, node("ab"[r % 2]), of=4) for r in range(4))
     assert state.current is not None
     record = first_record(replace(state.current.plan, generation=5))
@@ -145,20 +144,20 @@ def test_a_generation_grows_above_all_that_agents_report(reported: int, grown: i
 
 def test_agents_that_know_more_than_the_store_show_that_it_lost_something() -> None:
     old, new = replace(first(), generation=2), without(first(), "a")
-    assert shows_loss(old, STORE, report("b", new, generation=2))
-    assert shows_loss(None, STORE, report("b", new, generation=3))
-    assert not shows_loss(None, STORE, report("b", new))
-    assert not shows_loss(new, STORE, report("b", new)), "recalled, so it takes what it is told"
-    assert not shows_loss(replace(new, generation=2), STORE, report("b", first(), generation=2))
-    assert not shows_loss(old, STORE, report("b", new, is_out=True))
+    assert shows_loss(old, report("b", new, generation=2))
+    assert shows_loss(None, report("b", new, generation=3))
+    assert not shows_loss(None, report("b", new))
+    assert not shows_loss(new, report("b", new)), "recalled, so it takes what it is told"
+    assert not shows_loss(replace(new, generation=2), report("b", first(), generation=2))
+    assert not shows_loss(old, report("b", new, is_out=True))
 
 
 def test_an_agent_knows_a_store_that_has_lost_its_count_and_come_to_the_same_number() -> None:
     """As one that is in memory does, which ends with the orchestrator."""
     again = report("b", first(), generation=STORE.generation)
-    assert shows_loss(None, STORE, again)
-    assert not shows_loss(None, STORE, replace(again, is_out=True))
-    assert not shows_loss(None, STORE, replace(again, held=without(first(), "b")))
+    assert shows_loss(None, again)
+    assert not shows_loss(None, replace(again, is_out=True))
+    assert not shows_loss(None, replace(again, held=without(first(), "b")))
 
 
 # Registrations
@@ -166,9 +165,9 @@ def test_an_agent_knows_a_store_that_has_lost_its_count_and_come_to_the_same_num
 
 def test_a_node_of_a_trusted_term_registers_and_one_that_was_evicted_is_out() -> None:
     record = replace(without(first(), "a"), generation=2)
-    answer = register(record, STORE, report("b", first(), generation=2), UNTIL)
+    answer = register(record, report("b", first(), generation=2))
     assert (answer.record, answer.is_out) == (record, False)
-    answer = register(record, STORE, report("a", first(), generation=2), UNTIL)
+    answer = register(record, report("a", first(), generation=2))
     assert (answer.record, answer.is_out) == (record, True)
 
 
@@ -209,7 +208,7 @@ def test_two_terms_of_one_origin_meet_in_the_nodes_that_are_in_both() -> None:
     assert [name for name, _ in record.term.lost] == ["a", "b", "c"]
     assert record.term.may_follow(one.term)
     assert record.term.may_follow(other.term)
-    assert register(record, STORE, report("c", one), UNTIL).is_out
+    assert register(record, report("c", one)).is_out
 
 
 def test_a_node_in_another_life_is_not_the_same_voter() -> None:
@@ -217,18 +216,18 @@ def test_a_node_in_another_life_is_not_the_same_voter() -> None:
     again = {**one.voters, "c": replace(one.voters["c"], incarnation="2")}
     other = replace(without(first(3), "b"), voters={**again, "a": first().voters["a"]})
     record = recall_by(None, report("b", one))
-    assert register(record, STORE, report("a", other), UNTIL).is_out
+    assert register(record, report("a", other)).is_out
 
 
 def test_a_later_opening_of_the_name_is_newer_whatever_the_numbers_of_its_terms() -> None:
     earlier = without(first(), "a")
-    later = replace(first(), epoch=2)
+    later = replace(first(), opening=2)
     for held, other in ((earlier, later), (later, earlier)):
         record = recall_by(None, report("b", held))
-        answer = register(record, STORE, report("c", other), UNTIL)
+        answer = register(record, report("c", other))
         assert answer.record is not None
-        assert answer.record.epoch == 2
-    assert shows_loss(replace(earlier, generation=2), STORE, report("b", later, generation=2))
+        assert answer.record.opening == 2
+    assert shows_loss(replace(earlier, generation=2), report("b", later, generation=2))
 
 
 @pytest.mark.parametrize("is_recalled", [False, True], ids=["trusted", "recalled"])
@@ -237,9 +236,9 @@ def test_an_earlier_opening_is_over_and_the_later_one_goes_on_with_the_node(
     is_recalled: bool, is_out: bool
 ) -> None:
     """The name was opened anew as no node had told of the earlier opening yet."""
-    later = replace(first(), epoch=2, generation=1 if is_recalled else STORE.generation)
+    later = replace(first(), opening=2, generation=1 if is_recalled else STORE.generation)
     held = with_sessions(first(), ("x", "a"))
-    answer = register(later, STORE, report("a", held, is_out=is_out), UNTIL)
+    answer = register(later, report("a", held, is_out=is_out))
     assert answer.is_out
     assert answer.record is not None
     assert (answer.record.term, answer.record.seats) == (later.term, later.seats)
@@ -249,24 +248,24 @@ def test_an_earlier_opening_is_over_and_the_later_one_goes_on_with_the_node(
 def test_where_two_terms_have_no_common_node_the_reporter_is_out() -> None:
     one, other = without(first(4), "a", "b"), without(first(4), "c", "d")
     record = recall_by(None, report("c", one))
-    answer = register(record, STORE, report("a", other), UNTIL)
+    answer = register(record, report("a", other))
     assert (answer.record, answer.is_out) == (record, True)
 
 
 def test_one_who_was_left_out_by_a_newer_term_is_told_so_in_a_recall() -> None:
     record = recall_by(None, report("b", without(first(), "a")))
-    answer = register(record, STORE, report("a", first()), UNTIL)
+    answer = register(record, report("a", first()))
     assert (answer.record, answer.is_out) == (record, True)
 
 
 def test_one_whose_own_term_does_not_have_it_makes_no_record() -> None:
-    answer = register(None, STORE, report("a", without(first(), "a")), UNTIL)
+    answer = register(None, report("a", without(first(), "a")))
     assert (answer.record, answer.is_out) == (None, True)
 
 
 def test_a_node_that_says_it_is_out_is_evicted_on_its_own_word() -> None:
-    assert register(None, STORE, report("a", first(), is_out=True), UNTIL).record is None
-    answer = register(first(), STORE, report("a", first(), is_out=True), UNTIL)
+    assert register(None, report("a", first(), is_out=True)).record is None
+    answer = register(first(), report("a", first(), is_out=True))
     assert answer.is_out
     assert answer.record is not None
     assert answer.record.term.voters == ("b", "c")
@@ -350,7 +349,7 @@ def test_a_record_follows_those_of_earlier_terms_and_of_earlier_openings() -> No
     assert newer.follows(record)
     assert not record.follows(newer)
     assert not record.follows(record)
-    assert replace(record, epoch=record.epoch + 1).follows(newer)
+    assert replace(record, opening=record.opening + 1).follows(newer)
 
 
 def test_the_lives_of_a_record_are_its_voters_each_in_its_incarnation() -> None:
@@ -384,6 +383,6 @@ def test_a_group_is_over_when_all_nodes_have_registered_and_none_has_a_rank() ->
     a, b = (with_sessions(first(2), *seats) for seats in ([("s1", "b")], [("s0", "a")]))
     record = recall_by(None, report("a", a))
     assert [seat.session for seat in record.seats] == ["s1"]
-    answer = register(record, STORE, report("b", b), UNTIL)
+    answer = register(record, report("b", b))
     assert answer.record is None
     assert not answer.is_out

@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from allfold_core.survival.plans import first_record
-from allfold_core.survival.term_record import Registration, StoreLife, TermRecord
+from allfold_core.survival.term_record import TermRecord
+from allfold_orchestrator.membership.group_state import AgentRegisters, StoreLife
 from allfold_orchestrator.membership.terms import (
     evict,
     may_evict,
@@ -82,8 +83,10 @@ class World:
         if not agent.is_alive or agent.generation == self.store.generation:
             return
         agent.generation = self.store.generation
-        report = Registration((name, "1"), agent.generation, agent.held, agent.is_out)
-        answer = register(self.record, self.store, report, UNTIL)
+        report = AgentRegisters(
+            (name, "1"), agent.generation, agent.held, self.store, UNTIL, is_out=agent.is_out
+        )
+        answer = register(self.record, report)
         agent.is_out |= answer.is_out
         self.write(answer.record)
 

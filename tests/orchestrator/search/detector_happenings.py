@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from allfold_orchestrator.membership.suspects import SuspicionKind
 from tests.orchestrator.search.detector_world import (
     BEAT_TICKS,
     FAR,
@@ -30,7 +29,7 @@ def actions(w: DetectorWorld) -> Iterator[Action]:
     yield from _faults(w)
     must = list(_messages(w))
     yield from must
-    if w.judged < w.tick and w.detector.is_due(w.now):
+    if w.decided < w.tick and w.detector.is_due(w.now):
         yield "the failure detector decides", False, DetectorWorld.decide
     elif not must and w.tick < LAST_TICK:
         yield "time passes", False, DetectorWorld.pass_time
@@ -111,10 +110,10 @@ def _said_by(w: DetectorWorld, node: str) -> Iterator[Action]:
         if other == node or (node, other) in w.suspected or w.hears(node, other):
             continue
         if w.status[other] == "dead" and frozenset((node, other)) not in w.cut:
-            change = _do(DetectorWorld.suspect, node, other, SuspicionKind.REFUSED)
+            change = _do(DetectorWorld.suspect, node, other, "refused")
             yield f"{node} is refused by {other}", False, change
         elif w.tick - w.heard[node, other] >= SILENT_TICKS:
-            change = _do(DetectorWorld.suspect, node, other, SuspicionKind.SILENT)
+            change = _do(DetectorWorld.suspect, node, other, "silent")
             yield f"{node} hears nothing of {other}", False, change
 
 

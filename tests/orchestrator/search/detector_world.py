@@ -11,9 +11,10 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Self
 
+from allfold_core.survival.suspicion import SuspicionKind
 from allfold_core.survival.term_record import Life
 from allfold_orchestrator.membership.failure_detector import FailureDetector
-from allfold_orchestrator.membership.suspects import Ask, Evict, Instruction, Probe, SuspicionKind
+from allfold_orchestrator.membership.suspects import Ask, Evict, Instruction, Probe
 from tests.orchestrator.search.detector_value import copy_of, key_of
 from tests.support.state_search import Violation
 
@@ -80,7 +81,7 @@ class DetectorWorld:
         evicted: each with the tick.
         woken: the tick in which a stopped node has gone on.
         healed: the tick in which a link has come back.
-        judged: the tick in which the failure detector has decided last.
+        decided: the tick in which the failure detector has decided last.
         stuck: nodes that do not do their part, each with the tick since when.
         called_stuck: (reporter, node) of the suspicions of that.
         was_stuck: nodes that did not do their part when they were evicted, or had begun to in
@@ -106,7 +107,7 @@ class DetectorWorld:
     evicted: dict[str, int] = field(default_factory=dict)
     woken: dict[str, int] = field(default_factory=dict)
     healed: dict[Link, int] = field(default_factory=dict)
-    judged: int = -1
+    decided: int = -1
     stuck: dict[str, int] = field(default_factory=dict)
     called_stuck: frozenset[tuple[str, str]] = frozenset()
     was_stuck: frozenset[str] = frozenset()
@@ -152,7 +153,7 @@ class DetectorWorld:
             (self.probed, self.dialled, self.suspected, self.noticed),
             tuple(self.status.items()),
             (tuple(self.evicted.items()), tuple(self.woken.items())),
-            (tuple(self.healed.items()), self.judged, frozenset(self.asked.items())),
+            (tuple(self.healed.items()), self.decided, frozenset(self.asked.items())),
             tuple(self.blamed.items()),
             (tuple(self.stuck.items()), self.called_stuck, self.was_stuck),
             tuple(node for node, at in self.recovered.items() if at == self.tick),
@@ -253,24 +254,22 @@ class DetectorWorld:
     def call_stuck(self, by: str, node: str) -> None:
         self.called_stuck |= {(by, node)}
         members = [life(each) for each in self.members()]
-        self.follow(
-            self.detector.suspected(self.now, life(by), life(node), SuspicionKind.STUCK, members)
-        )
+        self.follow(self.detector.suspected(self.now, life(by), life(node), "stuck", members))
 
     def go_on(self, by: str, node: str) -> None:
         self.called_stuck -= {(by, node)}
-        self.detector.withdrawn(life(by), life(node), SuspicionKind.STUCK)
+        self.detector.withdrawn(life(by), life(node), "stuck")
 
     def take_back(self, by: str, node: str) -> None:
         self.back -= {(by, node)}
-        self.detector.withdrawn(life(by), life(node), SuspicionKind.SILENT)
+        self.detector.withdrawn(life(by), life(node), "silent")
 
     def blame(self, by: str, node: str) -> None:
         self.blamed[node] = self.tick
-        self.suspect(by, node, SuspicionKind.SILENT)
+        self.suspect(by, node, "silent")
 
     def decide(self) -> None:
-        self.judged = self.tick
+        self.decided = self.tick
         ranks = dict.fromkeys(self.trial.nodes, 1)
         self.follow(self.detector.questions(self.now))
         self.follow(self.detector.decide(self.now, ranks, "a"))

@@ -20,7 +20,7 @@ def actions(w: StoreWorld) -> Iterator[Action]:
     """Everything that can happen now."""
     yield from node_faults(w)
     yield from _losses(w)
-    yield from _verdicts(w)
+    yield from _evictions(w)
     yield from newcomers(w)
     for n in range(w.s.nodes):
         if w.alive[n]:
@@ -55,10 +55,10 @@ def _relink(w: StoreWorld) -> None:
     w.break_links()
 
 
-# Verdicts
+# Evictions
 
 
-def _verdicts(w: StoreWorld) -> Iterator[Action]:
+def _evictions(w: StoreWorld) -> Iterator[Action]:
     record = w.term_record
     for n in voters_of(record) if record else []:
         if w.is_outlived(n):

@@ -11,14 +11,15 @@ from unittest.mock import patch
 from allfold_core.survival.agent_machine import AgentMachine
 from allfold_core.survival.instructions import Instructions
 from allfold_core.survival.records import Seat, Term
-from allfold_core.survival.term_record import (
-    Life,
-    Registration,
-    StoreLife,
-    TermRecord,
-)
+from allfold_core.survival.term_record import Life, TermRecord
 from allfold_orchestrator.membership import membership, reports, terms
-from allfold_orchestrator.membership.group_state import Epoch, GroupState, Leave, NodesLost
+from allfold_orchestrator.membership.group_state import (
+    AgentRegisters,
+    GroupState,
+    Leave,
+    NodesLost,
+    Opening,
+)
 from allfold_orchestrator.membership.membership import step
 from tests.core.survival.scenario import FAITHFUL, Mutant
 from tests.orchestrator.search import world
@@ -46,8 +47,8 @@ def never_shown(*_: object) -> bool:
     return False
 
 
-def only_higher_generations(_: object, store: StoreLife, report: Registration) -> bool:
-    return report.generation > store.generation
+def only_higher_generations(_: object, report: AgentRegisters) -> bool:
+    return report.generation > report.store.generation
 
 
 def as_it_is(record: TermRecord, *_: object) -> TermRecord:
@@ -70,10 +71,8 @@ def trusted_at_once(*_: object) -> None:
     return None
 
 
-def never_out(
-    record: TermRecord | None, store: StoreLife, report: Registration, until: float
-) -> Any:
-    return REAL_REGISTER(record, store, replace(report, is_out=False), until)
+def never_out(record: TermRecord | None, report: AgentRegisters) -> Any:
+    return REAL_REGISTER(record, replace(report, is_out=False))
 
 
 def the_record_stays(record: TermRecord, held: TermRecord) -> TermRecord:
@@ -90,11 +89,11 @@ def as_it_was(_: GroupState, state: GroupState, __: Leave) -> GroupState:
     return state
 
 
-def is_of_another(record: TermRecord, current: Epoch) -> bool:
-    return current.plan.epoch != record.epoch
+def is_of_another(record: TermRecord, current: Opening) -> bool:
+    return current.plan.opening != record.opening
 
 
-def seats_as_they_are(record: TermRecord, _: Registration) -> tuple[Seat, ...]:
+def seats_as_they_are(record: TermRecord, _: AgentRegisters) -> tuple[Seat, ...]:
     return record.seats
 
 

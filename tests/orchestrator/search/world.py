@@ -15,8 +15,6 @@ from allfold_core.survival.plans import GroupPolicy, first_epoch, first_record
 from allfold_core.survival.records import Term
 from allfold_core.survival.term_record import (
     Life,
-    Registration,
-    StoreLife,
     TermRecord,
 )
 from allfold_orchestrator.membership.group_state import (
@@ -26,6 +24,7 @@ from allfold_orchestrator.membership.group_state import (
     Join,
     LossShown,
     NodesLost,
+    StoreLife,
 )
 from allfold_orchestrator.membership.membership import step
 from allfold_orchestrator.membership.reports import term_record
@@ -102,7 +101,7 @@ class StoreWorld(World):
         self.opened = self.group_state
         self.announced_to: set[tuple[int, int, int]] = set()
         self.linked = frozenset(range(scenario.nodes))
-        self.asked: dict[int, Registration | None] = {}
+        self.asked: dict[int, AgentRegisters | None] = {}
         self.lives = [1] * scenario.nodes
         self.entries: dict[int, TermRecord] = {}
         self.held = [first] * scenario.nodes
@@ -220,7 +219,9 @@ class StoreWorld(World):
             return
         me.registers()
         held = self.held[n] if self.s.max_world is None else self._with_seats(n)
-        self.asked[n] = Registration(self.life_of(n), me.generation, held, me.out)
+        self.asked[n] = AgentRegisters(
+            self.life_of(n), me.generation, held, self.store, UNTIL, is_out=me.out
+        )
 
     def _with_seats(self, n: int) -> TermRecord:
         """Return the record that a node holds, with the seats that are taken now."""
@@ -249,8 +250,7 @@ class StoreWorld(World):
             return
         store = self.store
         while True:
-            event = AgentRegisters(report, store, UNTIL)
-            state, said = step(self.group_state, event)
+            state, said = step(self.group_state, replace(report, store=store))
             (answer,) = [each for each in said if isinstance(each, AgentRegistered | LossShown)]
             self.write(state, report.held.term)
             if isinstance(answer, AgentRegistered):
@@ -375,7 +375,7 @@ def _digest(state: GroupState, record: TermRecord | None) -> object:
     """Return everything in the store that the future can depend on."""
     current = None if state.current is None else tuple(state.current.present)
     forming = None if state.forming is None else tuple(state.forming.seats)
-    known = (state.last_epoch, state.recalled, current, forming)
+    known = (state.last_opening, state.recalled, current, forming)
     if record is None:
         return known
     recall = record.recall and record.recall.registered

@@ -18,7 +18,6 @@ from allfold_orchestrator.membership.group_state import (
     Seated,
 )
 from allfold_orchestrator.store import codec, groups, keys, records
-from allfold_orchestrator.store.groups import Guard
 from allfold_orchestrator.store.records import Snapshot
 from allfold_orchestrator.store.store import Store
 from tests.orchestrator.builders import GROUP, join, leave, node
@@ -97,7 +96,7 @@ async def test_a_write_of_many_seats_is_read_whole(
     assert await reader.groups.read(GROUP) == await writer.groups.read(GROUP)
 
 
-async def test_an_idle_record_expires_and_its_last_epoch_does_not(
+async def test_an_idle_record_expires_and_its_last_opening_does_not(
     make_store: MakeStore, backend: Backend
 ) -> None:
     store, client = make_store(), backend.client()
@@ -109,10 +108,10 @@ async def test_an_idle_record_expires_and_its_last_epoch_does_not(
     assert await client.ttl(keys.group(GROUP)) == -1  # type: ignore[attr-defined]
     await store.groups.submit(GROUP, leave(0))
     await client.delete(keys.group(GROUP))
-    assert await store.groups.read(GROUP) == GroupState(GROUP, last_epoch=2)
+    assert await store.groups.read(GROUP) == GroupState(GROUP, last_opening=2)
     reply = await store.groups.submit(GROUP, join(0, of=1))
     assert reply is not None
-    assert reply[0] == Seated(0, epoch=3, ready=True)
+    assert reply[0] == Seated(0, opening=3, ready=True)
     assert await client.ttl(keys.group(GROUP)) == -1  # type: ignore[attr-defined]
     await client.aclose()
 
@@ -128,14 +127,14 @@ async def test_a_record_made_anew_is_not_taken_for_the_one_in_the_cache(
     await client.aclose()
 
 
-async def test_epochs_that_agents_report_survive_without_a_record(
+async def test_openings_that_agents_report_survive_without_a_record(
     make_store: MakeStore, backend: Backend
 ) -> None:
     client = backend.client()
     await make_store().groups.submit(GROUP, NodeHolds("a", 7))
     await client.delete(keys.group(GROUP))
     state = await make_store().groups.read(GROUP)
-    assert (state.last_epoch, state.recalled) == (7, 7)
+    assert (state.last_opening, state.recalled) == (7, 7)
     await client.aclose()
 
 
@@ -196,7 +195,7 @@ async def test_hundreds_of_groups_that_are_over_leave_nothing_that_stays_for_eve
     client = backend.client()
     await register(store, node("a"))
     for number in range(200):
-        await store.groups.submit(f"g{number}", join(0, of=1), Guard("a", "1"))
+        await store.groups.submit(f"g{number}", join(0, of=1), ("a", "1"))
         await store.groups.submit(f"g{number}", leave(0))
     assert await store.nodes.groups_of("a", "1") == []
     for number in range(200):
@@ -210,7 +209,7 @@ async def test_a_node_is_kept_on_the_list_of_its_groups_while_one_of_its_ranks_s
 ) -> None:
     await register(store, node("a"))
     for rank in (0, 1):
-        await store.groups.submit(GROUP, join(rank, of=2), Guard("a", "1"))
+        await store.groups.submit(GROUP, join(rank, of=2), ("a", "1"))
     await store.groups.submit(GROUP, leave(0))
     assert await store.nodes.groups_of("a", "1") == [GROUP]
     await store.groups.submit(GROUP, leave(1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -19,7 +20,7 @@ from allfold_orchestrator.membership.group_state import (
     Seated,
 )
 from allfold_orchestrator.store import codec, failures, keys
-from allfold_orchestrator.store.groups import GroupStore, Guard
+from allfold_orchestrator.store.groups import GroupStore
 from allfold_orchestrator.store.store import Store
 from tests.orchestrator.builders import GROUP, join, leave, lost, node
 from tests.orchestrator.conftest import Backend, MakeStore, ManualClock, register
@@ -41,6 +42,25 @@ async def test_what_one_replica_writes_another_one_reads(make_store: MakeStore) 
     assert state.current.departed == {1: Reason.FINISHED}
 
 
+async def test_an_option_of_a_newer_version_is_refused_by_name_and_not_dropped(
+    make_store: MakeStore, backend: Backend
+) -> None:
+    one, other = make_store(), make_store()
+    await one.groups.submit(GROUP, join(0))
+    client = backend.client()
+    meta = json.loads(str(await client.hget(keys.group(GROUP), "meta")))
+    meta["forming"]["params"] |= {"colour": "red", "age": 3}
+    await client.hset(keys.group(GROUP), mapping={"version": "x", "meta": json.dumps(meta)})
+    written = await client.hgetall(keys.group(GROUP))
+    for store in (one, other):  # one that knows the group, and one that does not
+        with pytest.raises(ServiceError, match=r"agree on age, colour, .*expected only world_size"):
+            await store.groups.submit(GROUP, join(1, "b"))
+    with pytest.raises(ServiceError, match="run the version that wrote it"):
+        await one.groups.read(GROUP)
+    assert await client.hgetall(keys.group(GROUP)) == written
+    await client.aclose()
+
+
 async def test_joins_over_many_replicas_make_one_complete_group(make_store: MakeStore) -> None:
     replicas = [make_store() for _ in range(4)]
     replies = await asyncio.gather(
@@ -53,7 +73,7 @@ async def test_joins_over_many_replicas_make_one_complete_group(make_store: Make
     assert sum(isinstance(i, PlanReady) for reply in replies for i in reply or ()) == 1
     states = [await replica.groups.read(GROUP) for replica in replicas]
     assert all(state == states[0] for state in states)
-    assert states[0].last_epoch == 1
+    assert states[0].last_opening == 1
 
 
 async def test_of_many_who_want_one_rank_exactly_one_gets_it(make_store: MakeStore) -> None:
@@ -81,7 +101,7 @@ async def test_events_that_wait_for_a_write_are_written_together(
 
     monkeypatch.setattr(GroupStore, "_try_write", counted)
     await asyncio.gather(*(store.groups.submit(GROUP, join(r, of=600)) for r in range(600)))
-    assert (await store.groups.read(GROUP)).last_epoch == 1
+    assert (await store.groups.read(GROUP)).last_opening == 1
     assert writes < 60  # a tenth; how many exactly depends on the version of redis-py
 
 
@@ -173,12 +193,12 @@ async def test_an_interrupted_write_tells_everybody_who_waited_for_it(
 
 
 async def test_a_guarded_event_needs_the_node_alive_in_this_life(store: Store) -> None:
-    guard = Guard("a", "1")
-    assert await store.groups.submit(GROUP, join(0), guard) is None
+    life = ("a", "1")
+    assert await store.groups.submit(GROUP, join(0), life) is None
     await register(store, node("a", "2"))
-    assert await store.groups.submit(GROUP, join(0), guard) is None
+    assert await store.groups.submit(GROUP, join(0), life) is None
     assert await store.groups.read(GROUP) == GroupState(GROUP)
-    assert await store.groups.submit(GROUP, join(0, node("a", "2")), Guard("a", "2"))
+    assert await store.groups.submit(GROUP, join(0, node("a", "2")), ("a", "2"))
 
 
 async def test_of_lives_that_are_called_lost_one_that_is_not_over_keeps_its_seats(
@@ -187,7 +207,7 @@ async def test_of_lives_that_are_called_lost_one_that_is_not_over_keeps_its_seat
     for name in "abc":
         await register(store, node(name))
     for rank, name in enumerate("abc"):
-        await store.groups.submit(GROUP, join(rank, name, of=3), Guard(name, "1"))
+        await store.groups.submit(GROUP, join(rank, name, of=3), (name, "1"))
     await store.nodes.evict("c", "1")
     await store.groups.submit(GROUP, lost("b", "c"))
     current = (await store.groups.read(GROUP)).current
@@ -217,6 +237,6 @@ async def test_a_node_that_dies_while_its_join_is_written_gets_no_seat(
 
     pipeline = store.groups._client.pipeline
     monkeypatch.setattr(store.groups._client, "pipeline", deadly_pipeline)
-    assert await store.groups.submit(GROUP, join(0), Guard("a", "1")) is None
+    assert await store.groups.submit(GROUP, join(0), ("a", "1")) is None
     assert evicted == [True]
     assert (await other.groups.read(GROUP)).forming is None

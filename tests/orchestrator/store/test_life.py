@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from allfold_cluster.redis_server import RedisServer
-from allfold_core.survival.term_record import StoreLife
+from allfold_orchestrator.membership.group_state import StoreLife
 from allfold_orchestrator.store import keys
 from allfold_orchestrator.store.life import StoreLives
 from allfold_orchestrator.store.redis_client import connect

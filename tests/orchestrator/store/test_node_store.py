@@ -12,7 +12,6 @@ from allfold_core.errors import Evicted, MultipleRegister, ServiceError
 from allfold_orchestrator.membership.group_state import NodeInfo
 from allfold_orchestrator.membership.nodes import NodeRecord
 from allfold_orchestrator.store import failures, keys
-from allfold_orchestrator.store.groups import Guard
 from allfold_orchestrator.store.life import DEPARTED_SECONDS, StoreClock, TurnIsOver
 from allfold_orchestrator.store.node_store import NodeStatus, NodeStore
 from allfold_orchestrator.store.store import Store
@@ -26,7 +25,7 @@ PROGRESS = [{"group": GROUP, "epoch": 1, "last_seq": 41, "in_flight": 1}]
 
 
 def record(info: NodeInfo | None = None) -> NodeRecord:
-    return NodeRecord(info or node(), "0.1.0", registered_at=1000.0)
+    return NodeRecord(info or node(), registered_at=1000.0)
 
 
 async def statuses(store: Store) -> list[NodeStatus]:
@@ -94,11 +93,11 @@ async def test_what_was_decided_in_a_turn_that_is_over_changes_nothing(
 ) -> None:
     await register(store, node("a"))
     other, client = make_store(), backend.client()
-    async with store.judging.turn() as mine:
+    async with store.decisions.turn() as mine:
         await client.delete(keys.DETECTOR)  # it was stopped for longer than a turn
         with pytest.raises(TurnIsOver):
             await store.nodes.evict("a", "1", turn=mine)
-        async with other.judging.turn() as others:
+        async with other.decisions.turn() as others:
             with pytest.raises(TurnIsOver):
                 await store.nodes.evict("a", "1", turn=mine)
             assert await other.nodes.evict("a", "1", turn=others)
@@ -163,7 +162,7 @@ async def test_the_groups_of_a_life_are_remembered_until_they_are_cleared_up(
 ) -> None:
     await store.nodes.register(record())
     for group in ("g2", "g1"):
-        await store.groups.submit(group, join(0), Guard("a", "1"))
+        await store.groups.submit(group, join(0), ("a", "1"))
     assert await store.nodes.groups_of("a", "1") == ["g1", "g2"]
     await store.nodes.evict("a", "1")
     await store.nodes.forget_eviction("a", "1")
@@ -180,7 +179,7 @@ async def test_clearing_up_late_does_not_forget_the_groups_of_a_node_that_came_b
     await client.delete(keys.node("a"))  # so that it may come back as the same life
     await client.aclose()
     await store.nodes.register(record())
-    await store.groups.submit(GROUP, join(0), Guard("a", "1"))
+    await store.groups.submit(GROUP, join(0), ("a", "1"))
     await store.nodes.forget_eviction("a", "1")
     assert await store.nodes.groups_of("a", "1") == [GROUP]
 

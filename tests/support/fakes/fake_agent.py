@@ -55,15 +55,8 @@ class FakeAgent:
         asked = {key: request[key] for key in ("rank", "world_size", "timeout")}
         if as_rank is not None and of_ranks is not None:
             asked |= {"rank": as_rank, "world_size": of_ranks}
-        seat = {
-            **asked,
-            "number": number,
-            "opening": 1,
-            "epoch": 0,
-            "nodes": 1,
-            "edge": 0,
-            "first": 0,
-        }
+        view = {"epoch": 0, "nodes": 1, "boundary": 0}
+        seat = {**asked, **view, "number": number, "opening": 1, "first": 0}
         self._send(pack_json(Message.JOINED, {**seat, "request": request["request"]}))
         return request
 
@@ -93,17 +86,18 @@ class FakeAgent:
         epoch: int = 0,
         participants: int = 1,
         error: AllfoldError | None = None,
+        boundary: int = 0,
     ) -> None:
-        """Answer a call, with its result or an error."""
+        """Answer a call, with its result or an error, and announce a boundary."""
         kind, body = Message.DONE, None
         if error is not None:
             kind, participants, body = Message.FAILED, 0, error.to_dict()
-        outcome = Outcome(kind, call.group, call.seq, epoch, participants, body)
+        outcome = Outcome(kind, call.group, call.seq, epoch, participants, body, boundary)
         self._send(outcome.pack())
 
     def announce(self, epoch: int, rank: int, world_size: int, number: int = 0) -> None:
         """Tell of a new epoch."""
-        view = {"epoch": epoch, "rank": rank, "world_size": world_size, "nodes": 1, "edge": 0}
+        view = {"epoch": epoch, "rank": rank, "world_size": world_size, "nodes": 1, "boundary": 0}
         self._send(pack_json(Message.EPOCH, {"number": number, **view}))
 
     def hold(self, seconds: float, number: int = 0) -> None:
@@ -114,8 +108,15 @@ class FakeAgent:
         """Ask the process to leave."""
         self._send(pack_drain(reason))
 
+    def pass_boundary(self, epoch: int) -> dict[str, Any]:
+        """Answer the next BOUNDARY: the rank goes on in an epoch; return it."""
+        arrival = unpack_json(self._await(Message.BOUNDARY))
+        answer = {"request": arrival["request"], "epoch": epoch, "left": False}
+        self._send(pack_json(Message.PASSED, answer))
+        return arrival
+
     def see_wish_to_leave(self) -> None:
-        """Take in that the process wants to leave at the next edge."""
+        """Take in that the process wants to leave at the next boundary."""
         self._await(Message.RETIRE)
 
     def see_off(self) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def make_plan(
     )
     return Plan(
         group="test",
-        epoch=epoch,
+        opening=epoch,
         world_size=world_size,
         members=members,
         tree_order=tuple(range(len(ranks))),

@@ -133,17 +133,17 @@ class EpochView(CallerSeat):
     Attributes:
         epoch: how many epochs the group had before the one that these numbers belong to.
         nodes: how many machines the ranks are on.
-        edge: the edge to which ranks come in this epoch, as too few of them are left; 0 for none.
+        boundary: where ranks wait in this epoch, as too few of them are left; 0 for none.
     """
 
     epoch: int
     nodes: int
-    edge: int = 0
+    boundary: int = 0
 
     @classmethod
     def told(cls, group: str, body: Mapping[str, Any]) -> Self:
         """Return the view that a message of the agent describes."""
-        names = ("rank", "world_size", "epoch", "nodes", "edge")
+        names = ("rank", "world_size", "epoch", "nodes", "boundary")
         return cls(group, *(body[name] for name in names))
 
 

@@ -190,6 +190,7 @@ class BlockingTurn:
 
     def _end(self) -> None:
         """Give up the turn. Twice, or in a thread that has not got it, it does no harm."""
+        # Before the turn is given up: the next thread announces itself in this word.
         self._page.words[self._announced] = 0
         with suppress(RuntimeError):  # this thread has not got the lock, or has given it back
             self._turn.release()

@@ -42,6 +42,7 @@ class Lanes:
         epoch = body["epoch"]
         rules = LaneRules.from_dict(about)
         lane = RankLane(page, self._connection, self._number, epoch, seat, rules)
+        # Before the lane can be found: no post may overtake a message that is still to be read.
         lane.unread = self._last_message
         used = {each: old for each, old in self._by_epoch.items() if old.open_ops()}
         self._by_epoch = {**used, epoch: lane}

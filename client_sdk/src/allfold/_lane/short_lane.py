@@ -142,7 +142,7 @@ class RankLane:
         self._next = seq + 1
         words, word = self._words, self._mine[slot]
         words[word] = seq + 1  # until here it can be undone, from here on it is called
-        self.page.fence()
+        self.page.fence()  # others see the word before this reads who blocks, and FIRST
         if self._seat.crosses_nodes:
             self._wake_agent(seq, slot)
         else:
@@ -202,7 +202,7 @@ class RankLane:
             plan.fold_into(outputs)
             op.in_use = False  # before it is done: it has no result in the slot
             self._note_done(op)
-            self._words[self._i_finished] = op.seq + 1
+            self._words[self._i_finished] = op.seq + 1  # last: others may use their slots again
         return True
 
     def poll(self, op: LaneOp) -> bool:
@@ -356,12 +356,12 @@ class RankLane:
             if not is_posted:  # nor do others finish what is behind it
                 break
             self.recipes.write_output(op.recipe, op.slot)
-            self._note_done(op)
+            self._note_done(op)  # only now: another thread may take its output at once
         self._note_finished()
 
     def _note_done(self, op: LaneOp) -> None:
         op.epoch, op.participants = self.epoch, self._world_size
-        op.done = True
+        op.done = True  # last: who waits looks at it without a lock
         self._open.pop(op.seq, None)
 
     def _note_finished(self) -> None:
@@ -377,9 +377,9 @@ class RankLane:
             op = self._open.get(outcome.seq)
             if op is None:
                 return False
-            op.epoch, op.participants, op.edge = outcome.epoch, outcome.participants, outcome.edge
-            op.error = error
-            op.done = True
+            op.epoch, op.participants = outcome.epoch, outcome.participants
+            op.boundary, op.error = outcome.boundary, error
+            op.done = True  # last, as in _note_done
             self._open.pop(op.seq, None)
             self._note_finished()
         return True

@@ -1,7 +1,7 @@
 """Leaving on request: this process got SIGTERM, or its node drains.
 
-A rank of an elastic group leaves at an edge: before its next collective, when all ops that it has
-called are done. The others go on without it, and no op has to be repeated.
+A rank of an elastic group leaves at a boundary: before its next collective, when all ops that it
+has called are done. The others go on without it, and no op has to be repeated.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class LeaveRequest:
     def tell(self, reason: str) -> None:
         """Log and note the request to leave; the first reason counts. Not for signal handlers."""
         if self.reason is None and self._watching:
-            log.warning("this process leaves its groups at the next edge, as %s", reason)
+            log.warning("this process leaves its groups at the next boundary, as %s", reason)
         elif self.reason is None:
             log.warning("%s; this process goes on, as none of its groups is elastic", reason)
         self.ask(reason)

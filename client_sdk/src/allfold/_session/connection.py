@@ -119,6 +119,7 @@ class AgentConnection:
         """Send a request as :meth:`request` does; return its pending answer without waiting."""
         number = next(self._numbers)
         key = (kind, number)
+        # Before it is sent: another thread that reads may take in the answer at once.
         pending = self.expect(key)
         message = pack_json(kind, {**body, "request": number})
         if descriptor is None:
@@ -300,6 +301,7 @@ class AgentConnection:
             if not again:
                 self._opened = (received, Files(beside[0][2]) if beside else None)
             self._dispatch_or_drop(data, self._opened[1], again=again)
+            # Only now: after the exception of a handler it is processed once more.
             self._inbox.popleft()
             self._opened = (None, None)
 
@@ -355,6 +357,7 @@ class AgentConnection:
 
     def close(self) -> None:
         """Disconnect."""
+        # First: the thread that the shutdown wakes does not take the agent for gone.
         self.lose("the session was closed")
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes a thread that reads

@@ -22,7 +22,7 @@ _ANSWERS = {
     Message.LEFT: Message.LEAVE,
     Message.EXPLAINED: Message.EXPLAIN,
     Message.SHARED: Message.SHARE,
-    Message.PASSED: Message.EDGE,
+    Message.PASSED: Message.BOUNDARY,
 }
 DESCRIPTOR = struct.Struct("i")
 
@@ -33,10 +33,10 @@ class Pending:
     Attributes:
         epoch: of a call, the ordinal that its outcome carries.
         participants: of a call, the number of ranks that took part; 0 of an error.
-        edge: of a call, the edge that its outcome announces; 0 for none.
+        boundary: of a call, the boundary that its outcome announces; 0 for none.
     """
 
-    __slots__ = ("_connection", "answer", "done", "edge", "epoch", "error", "participants")
+    __slots__ = ("_connection", "answer", "boundary", "done", "epoch", "error", "participants")
 
     def __init__(self, connection: AgentConnection) -> None:
         self._connection = connection
@@ -45,7 +45,7 @@ class Pending:
         self.error: AllfoldError | None = None
         self.epoch: int | None = None
         self.participants: int | None = None
-        self.edge = 0
+        self.boundary = 0
 
     def outcome(self) -> dict[str, Any]:
         """Return the answer, or raise the error that came instead."""
@@ -159,7 +159,7 @@ class Requests:
         if pending is None:
             return self._settle_posted(outcome)
         pending.epoch, pending.participants = outcome.epoch, outcome.participants
-        pending.edge = outcome.edge
+        pending.boundary = outcome.boundary
         if outcome.kind is Message.FAILED:
             pending.error = from_dict(outcome.body or {})
         elif outcome.body is not None:
@@ -196,6 +196,7 @@ class Requests:
         pending = self.open.get(key)
         if pending is None:
             return False
+        # In this order: who waits looks at done without the lock.
         pending.answer, pending.error, pending.done = answer, error, True
         self.open.pop(key, None)
         return True

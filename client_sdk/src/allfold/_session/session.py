@@ -42,6 +42,7 @@ class Session:
         """Disconnect, and let go of the memory."""
         self.connection.close()
         self.lander.close()
+        # After the lander, which may be copying results out of it.
         self.arena.close()
         for gpu in self._gpus.values():
             gpu.close()

@@ -41,10 +41,12 @@ class CudaStaged(Staged):
         self._kept: list[Any] = []
         arena = gpu.pinned if isinstance(call, P2PCall) else gpu.staging
         with gpu.turn() as device:
+            # Before the copies, which read what the callers' streams were given to write.
             for stream in {view.stream for view in call.inputs + call.outputs if view.nbytes}:
                 device.wait_for(gpu.current_stream() if stream is None else stream)
             super().__init__(arena, call, apart=nodes > 1 and gpu.shares_memory)
             try:
+                # Behind the copies: once the GPU has passed it, they are done.
                 self.fence = gpu.fence()
             except BaseException:
                 self.free()
@@ -78,16 +80,17 @@ class CudaStaged(Staged):
         if view.nbytes:
             self._gpu.device.copy(block.address + start, address, view.nbytes)
 
-    def bring_home(self) -> Callable[[], None]:
+    def copy_out(self) -> Callable[[], None]:
         if self._result is None:
             return nothing
         with self._gpu.turn() as device:
-            super().bring_home()
+            super().copy_out()
+            # Behind the copies, for which the callers' streams are to wait.
             event = device.mark()
         streams = {view.stream for view in self._call.outputs if view.nbytes}
         return partial(self._gpu.order_callers, event, streams)
 
-    def _copy_out(self, view: TensorView, block: ArenaBlock, start: int) -> None:
+    def _copy_view(self, view: TensorView, block: ArenaBlock, start: int) -> None:
         if not view.nbytes:
             return
         source = block.address + start

@@ -27,7 +27,7 @@ class CallMemory(ABC):
         return self._call.result
 
     @abstractmethod
-    def bring_home(self) -> Callable[[], None]:
+    def copy_out(self) -> Callable[[], None]:
         """Copy the result to where the caller wants it.
 
         Returns what has to be called by everybody who wants to see it.
@@ -48,7 +48,7 @@ class LaneMemory(CallMemory):
         self._call = call
         self._op = op
 
-    def bring_home(self) -> Callable[[], None]:
+    def copy_out(self) -> Callable[[], None]:
         outputs = self._call.outputs
         if outputs and self._op.in_use:
             nbytes = sum([view.nbytes for view in outputs])
@@ -145,11 +145,11 @@ class Staged(CallMemory):
         self._blocks.append(block)
         return block.region, block
 
-    def bring_home(self) -> Callable[[], None]:
+    def copy_out(self) -> Callable[[], None]:
         if self._result is not None:
             start = 0
             for view in self._call.outputs:
-                self._copy_out(view, self._result, start)
+                self._copy_view(view, self._result, start)
                 start += view.nbytes
         return nothing
 
@@ -168,7 +168,7 @@ class Staged(CallMemory):
     def _copy_in(self, view: TensorView, block: ArenaBlock, start: int) -> None:
         view.copy_to(block, start)
 
-    def _copy_out(self, view: TensorView, block: ArenaBlock, start: int) -> None:
+    def _copy_view(self, view: TensorView, block: ArenaBlock, start: int) -> None:
         view.copy_from(block, start)
 
 

@@ -108,7 +108,7 @@ class State:
         """Say that the state is complete here: a step is done, and the next has not begun.
 
         Call it at the same point of the program on all ranks, with at least one collective between
-        two calls. Ranks that wait to join or to leave do so here (:meth:`Group.edge`), and
+        two calls. Ranks that wait to join or to leave do so here (:meth:`Group.boundary`), and
         newcomers get this state while the others compute their next step. If no rank waits, nothing
         is sent.
 
@@ -129,7 +129,7 @@ class State:
             image = self._image()
             kept, self._kept = self._kept, None  # an interrupted copy is none to go back to
             self._kept, self._kept_head = image.copy(kept), image.head
-        if group is not None and group.edge():
+        if group is not None and group.boundary():
             self.meet_newcomers(group)
 
     def restore(self) -> None:
@@ -230,10 +230,10 @@ class State:
         if not self._is_agreed:
             self._end_invitation()
             nothing = Image(Flattened({}), {"commits": NOBODYS, "lineage": 0})
-            self._invitation = self.offer(group, _edge_tag(group), image=nothing)
+            self._invitation = self.offer(group, _boundary_tag(group), image=nothing)
             return
         self._end_offer()
-        self._offering = self.offer(group, _edge_tag(group))
+        self._offering = self.offer(group, _boundary_tag(group))
         self._offered_at = group.next_op
 
     def catch_up(self, group: Group, timeout: float | None = None) -> None:
@@ -249,7 +249,7 @@ class State:
         # Newcomers have the last numbers. There may be others of them before this one, which offer
         # nothing, so the first ranks are asked first.
         try:
-            self.pull(group, range(group.rank), _edge_tag(group), seconds, turned=False)
+            self.pull(group, range(group.rank), _boundary_tag(group), seconds, turned=False)
         except _NotAgreed:
             self.sync(group, timeout=seconds)
 
@@ -385,7 +385,7 @@ def _new_lineage() -> int:
     return secrets.randbits(63)
 
 
-def _edge_tag(group: Group) -> str:
+def _boundary_tag(group: Group) -> str:
     """The version that the ranks of a group had when it came to its current epoch."""
     return f"epoch.{group.epoch}"
 

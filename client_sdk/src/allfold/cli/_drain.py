@@ -29,7 +29,7 @@ Json = dict[str, Any]
 def drain(node: str, orchestrator: str | None, timeout: float | None) -> None:
     """Drain NODE: it takes no more ranks; wait until those that it has are gone.
 
-    Ranks of elastic groups (init(max_world=)) leave at the next edge of their group, in order, and
+    Ranks of elastic groups (init(max_world=)) leave in order at their group's next boundary, and
     end with status 0: the others go on without them, and nothing is done again. Ranks of other
     groups cannot leave; the command waits for their end. It says whom it waits for. The node drains
     until its agent is restarted, also when this command has ended.

@@ -84,7 +84,7 @@ class Communicator:
             quotients.divide()
         work = self._seen(Work(ops, tensors, self._progress, self._on_error, quotients))
         if quotients is not None and ops:
-            # The ops bring sums home, also of a handle that the caller drops.
+            # The ops copy sums out, also of a handle that the caller drops.
             self._means.append(work)
             work.watch()
         return work
@@ -123,6 +123,7 @@ class Communicator:
             if kind is None or self.has_left or self._error is not ErrorType.SUCCESS:
                 return
             self._error = kind
+        # Without the lock: a hook may call anything of this group.
         for hook in list(self._hooks.values()):
             try:
                 hook()
@@ -137,6 +138,7 @@ class Communicator:
         It is if the ops in flight complete within so many seconds. Otherwise they are abandoned,
         and whoever waits for them has an error at once.
         """
+        # First: errors of the ops that are given up here do not count as the first of the group.
         self.has_left = True
         in_time = self.group.quiesce(seconds)
         self._divide_means()
@@ -153,6 +155,7 @@ class Communicator:
 
     def depart(self, parting: Parting) -> None:
         """Leave the group for another one; whoever waits for an op in flight has an error."""
+        # First, as in leave.
         self.has_left = True
         self._divide_means()
         self.group.depart(parting)

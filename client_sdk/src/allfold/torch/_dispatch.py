@@ -6,11 +6,16 @@ Allfold's are called directly, which takes less time, as long as there is nothin
 torch cannot have a backend (``torch._C._distributed_c10d.Backend``) that is written in Python, so
 kernels of the operators bring the calls to our groups. They are registered at the first call that
 is seen, because the calls of other groups come through them as well, which takes microseconds.
+
+They stand at the key ``BackendSelect``, below modes, subclasses and autograd, and above those of
+the devices: a call of another group goes on from there to torch's own kernel. That has to be with
+``OpOverload.redispatch``, which lets go of the GIL. ``torch.library.get_kernel(...).call_boxed``
+keeps it, and Gloo's kernel waits for a mutex that one of its threads holds while it drops the last
+reference to a tensor of Python, for which it needs the GIL: that is a deadlock.
 """
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
@@ -27,11 +32,13 @@ from torch._C._functorch import peek_interpreter_stack
 from allfold.torch._progress import uncompiled
 from allfold_core.errors import InvalidArgument
 
-_DEVICES = ("CPU", "CUDA")
+# The bits of a key set are in the order of the keys, those of the devices lowest.
+_BELOW = torch._C.DispatchKeySet(torch._C.DispatchKey.BackendSelect).raw_repr() - 1
+_DEVICES = {torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA}
 
 Kernel = Callable[..., Any]
 
-# Without it, in an older torch, calls of other groups could not go on to torch's kernels.
+# A torch that lacks it is older than those with which the kernels were tried.
 ARE_POSSIBLE = hasattr(torch.library, "get_kernel")
 
 
@@ -56,10 +63,9 @@ class Kernels:
 
     def install(self) -> None:
         """Register them, once in a process: from then on all groups' calls come through them."""
-        with self._installing, warnings.catch_warnings():
+        with self._installing:
             if self._library is not None or not ARE_POSSIBLE:
                 return
-            warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel")
             library: Any = torch.library.Library(  # type: ignore[no-untyped-call]
                 self._namespace, "IMPL"
             )
@@ -67,11 +73,23 @@ class Kernels:
             # An older torch has fewer of them.
             for name in filter(partial(hasattr, packets), self._names):
                 operator = getattr(packets, name).default
-                for device in _DEVICES:
-                    others = torch.library.get_kernel(operator, device).call_boxed
-                    kernel = self._extended(operator, others)
-                    library.impl(name, kernel, device, with_keyset=True)
+                kernel = _on_devices(operator, self._extended)
+                library.impl(name, kernel, "BackendSelect", with_keyset=True)
             self._library = library
+
+
+def _on_devices(operator: Any, extended: Callable[[Any, Kernel], Kernel]) -> Kernel:
+    """Return a kernel that leaves calls without memory, as those of ``meta`` tensors, to torch."""
+    others: Kernel = operator.redispatch
+    ours = extended(operator, others)
+
+    def kernel(keys: Any, *given: Any, **named: Any) -> Any:
+        # With the keys above it, of modes for example, torch would come here again.
+        below = torch._C.DispatchKeySet.from_raw_repr(keys.raw_repr() & _BELOW)
+        served = below.highestPriorityTypeId() in _DEVICES
+        return (ours if served else others)(below, *given, **named)
+
+    return kernel
 
 
 _modes = torch._C._len_torch_dispatch_stack

@@ -210,9 +210,11 @@ class Lifecycle(_Base):  # type: ignore[misc]
                 the group stays as it was.
             PeerMissing: not all ranks came in time. There is no group until the next attempt.
         """
+        # All that may be refused comes first: the group stays as it was then.
         ranks = ordered(opts.handles)
         rank = self._place_among(ranks)
         name = next_group(ranks, opts.uuid)
+        # Before the attempt: the uuid counts as used even if that fails.
         self._handle = self._handle.using(opts.uuid)
         self._reconfigurable, self._left = True, False
         # Between two groups the connection stays, and the memory that is shared with the agent.
@@ -287,6 +289,7 @@ class Lifecycle(_Base):  # type: ignore[misc]
         """Leave the group, in order if the ops in flight complete within so many seconds."""
         if self._left or self._pid != os.getpid():
             return
+        # First: the store's end is awaited once all groups say that they have left, this one too.
         self._left = True
         store, self._store = self._store, None
         in_order = self._part(seconds, parting)

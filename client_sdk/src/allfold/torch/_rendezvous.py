@@ -210,6 +210,7 @@ class _Meeting:
         """Take the name from rank 0 and wait for all others: the part of all but rank 0."""
         answer = json.loads(self._await(_answer_key(self._visit.token)))
         name = str(answer["name"])
+        # Before the error: rank 0 raises its own when it sees that this rank has heard of it.
         self._store.set(_confirmed_key(name, self._visit.token), "yes")
         if answer["sizes"] is not None:
             raise _disagreement({int(rank): size for rank, size in answer["sizes"].items()})

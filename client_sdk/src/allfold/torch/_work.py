@@ -99,6 +99,7 @@ class Work(dist.Work):
             raise
         if self._quotients is not None:
             self._quotients.divide()
+        # Last: once it says so, nothing is written to the tensors any more.
         self._is_over = True
         return True
 
@@ -156,7 +157,7 @@ class Work(dist.Work):
     _source_rank = source_rank
 
     def watch(self) -> None:
-        """Start a thread that brings the result home and notes an error if nobody else does."""
+        """Start a thread that copies the result out and notes an error if nobody else does."""
         self._progress.future(self._ops, self.result, self._tensors)
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:

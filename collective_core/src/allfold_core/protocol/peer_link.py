@@ -52,7 +52,7 @@ class LinkMessageType(IntEnum):
     HELD        the sender holds its part of the result of an op
     CLOSED      the group is over on the sending node
     RATES       how fast other nodes have sent to the sender of late
-    WISHES      ranks of the sending node want to join or to leave, or have come to an edge
+    WISHES      ranks of the sending node want to join or to leave, or have come to a boundary
     OBSERVED    the sender has seen whom it waits for, how slow ranks are, or an incident
     ==========  =====================================================================
     """

@@ -47,9 +47,9 @@ class Message(IntEnum):
     HOLD = 19  # agent: JSON, every second while a group recovers
     DRAIN = 20  # agent: JSON, once: the process is to leave its groups where it can
     TRANSFER = 21  # rank: JSON, one file descriptor: the socket of a state transfer
-    EDGE = 24  # rank: JSON, it commits its state where others join or leave
-    PASSED = 25  # agent: JSON, the answer to EDGE: the rank may go on
-    RETIRE = 26  # rank: JSON, it wants to leave at the next edge
+    BOUNDARY = 24  # rank: JSON, it commits its state where others join or leave
+    PASSED = 25  # agent: JSON, the answer to BOUNDARY: the rank may go on
+    RETIRE = 26  # rank: JSON, it wants to leave at the next boundary
     LOOK = 27  # rank: JSON, an op that it has posted to the short lane's page is not done yet
     TAKEN = 28  # agent: JSON, it has taken over the ops of a group's short lane, as the page says
     ABANDON = 29  # rank: JSON, it cannot call an op, whose number counts as called
@@ -265,12 +265,12 @@ class Outcome(NamedTuple):
     epoch: int
     participants: int = 0
     body: dict[str, Any] | None = None
-    edge: int = 0
+    boundary: int = 0
 
     def pack(self) -> bytes:
         """The packed message; an error that does not fit it loses details and the text's end."""
         head = OUTCOME.pack(
-            self.kind, self.group, self.seq, self.epoch, self.participants, self.edge
+            self.kind, self.group, self.seq, self.epoch, self.participants, self.boundary
         )
         if self.body is None:
             return head
@@ -285,9 +285,9 @@ class Outcome(NamedTuple):
         """The inverse of :meth:`pack`; ``ValueError`` for a message that is none."""
         if len(data) < OUTCOME.size or data[0] not in _OUTCOME_KINDS:
             raise ValueError(f"an outcome has at least {OUTCOME.size} bytes, got {data[:40]!r}")
-        kind, group, seq, epoch, participants, edge = OUTCOME.unpack_from(data)
+        kind, group, seq, epoch, participants, boundary = OUTCOME.unpack_from(data)
         body = read_object(data[OUTCOME.size :]) if len(data) > OUTCOME.size else None
-        return cls(_OUTCOME_KINDS[kind], group, seq, epoch, participants, body, edge)
+        return cls(_OUTCOME_KINDS[kind], group, seq, epoch, participants, body, boundary)
 
 
 def pack_json(kind: Message, body: dict[str, Any]) -> bytes:

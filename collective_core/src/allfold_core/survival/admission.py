@@ -2,9 +2,8 @@
 
 Ranks join between two ops: before any op, or only where all ranks commit their state. In the second
 case, a round first announces that a rank waits. Every rank is told so with the outcome of the same
-op, and stops at its next commit, an *edge*. When all ranks have reached the edge, another round
-changes the members. If too few ranks are left to go on, they all stop at an edge and wait for
-others.
+op, and stops at its next commit, a *boundary*. When all ranks have reached the boundary, another
+round changes the members. If too few are left to go on, they all stop at one and wait for others.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ class Change:
     Attributes:
         newcomers: the sessions that join, each with its node.
         leavers: the sessions that leave.
-        at_edge: the next op of the ranks that wait at an edge; 0 if the change needs no edge.
+        at_boundary: the next op of the ranks that wait at a boundary; 0 if the change needs none.
     """
 
     newcomers: tuple[tuple[str, str], ...]
     leavers: frozenset[str] = frozenset()
-    at_edge: int = 0
+    at_boundary: int = 0
 
     def apply(self, policy: GroupPolicy, before: Epoch, stamp: Stamp, first: int) -> Epoch:
         """Return the epoch after the change.
@@ -56,7 +55,7 @@ class Change:
             packed(change),
             before.layout,
             before.seated + len(seats),
-            edges=before.edges,
+            boundaries=before.boundaries,
         )
 
 
@@ -82,10 +81,10 @@ def possible_change(
         return None
     if not policy.options.at_commits:
         return Change(newcomers) if newcomers else None
-    edges = {session: seq for each in wishes.values() for session, seq in each.at_edge.items()}
-    if not epoch.waiting or not epoch.sessions <= edges.keys():
+    arrived = {s: seq for each in wishes.values() for s, seq in each.at_boundary.items()}
+    if not epoch.waiting or not epoch.sessions <= arrived.keys():
         return None
-    return Change(newcomers, leavers, max(edges[session] for session in epoch.sessions))
+    return Change(newcomers, leavers, max(arrived[session] for session in epoch.sessions))
 
 
 def waiting_sessions(
@@ -115,11 +114,11 @@ def is_due(policy: GroupPolicy, term: Term, epoch: Epoch, wishes: Mapping[str, W
 def announce(epoch: Epoch, waiting: tuple[str, ...]) -> Epoch:
     """Return the epoch with the sessions that wait to join or to leave."""
     begins = bool(waiting) and not epoch.waiting
-    return replace(epoch, waiting=waiting, edges=epoch.edges + begins)
+    return replace(epoch, waiting=waiting, boundaries=epoch.boundaries + begins)
 
 
 def with_others_awaited(policy: GroupPolicy, epoch: Epoch) -> Epoch:
-    """Return an epoch whose ranks stop at their next edge if they are too few to go on."""
+    """Return an epoch whose ranks stop at their next boundary if they are too few to go on."""
     if OTHERS in epoch.waiting or not _awaits_others(policy, epoch):
         return epoch
     return announce(epoch, (*epoch.waiting, OTHERS))

@@ -18,7 +18,7 @@ from allfold_core.survival.instructions import (
     Installed,
     Instruction,
     Instructions,
-    LeaveEdge,
+    LeaveBoundary,
     OpenLane,
     Refuse,
     RefuseCalls,
@@ -66,7 +66,7 @@ class AgentMachine(OpMachine):
         return [] if self.out else [SendWishes(self.wishes)]
 
     def wish_to_leave(self, session: str) -> Instructions:
-        """A local rank wants to leave at the next edge."""
+        """A local rank wants to leave at the next boundary."""
         self.wishes = replace(self.wishes, leave=(*self.wishes.leave, session))
         return [] if self.out else [SendWishes(self.wishes)]
 
@@ -81,30 +81,30 @@ class AgentMachine(OpMachine):
         """The lane is closed on this node, whose next report says so."""
         self.wishes = replace(self.wishes, lane=False)
 
-    def at_edge(self, session: str, seq: int, edge: int) -> Instructions:
-        """A local rank has come to an edge, and calls this op only after the edge.
+    def at_boundary(self, session: str, seq: int, boundary: int) -> Instructions:
+        """A local rank has come to a boundary, and calls this op only after the boundary.
 
         Args:
-            edge: its number; an edge that is over lets the rank go on at once.
+            boundary: its number; a boundary that is over lets the rank go on at once.
         """
-        if edge != self.epoch.edge or self._is_awaited_in(seq, session):
-            return [LeaveEdge((session,))]
-        self._edge = edge
-        self.wishes = replace(self.wishes, at_edge={**self.wishes.at_edge, session: seq})
+        if boundary != self.epoch.boundary or self._is_awaited_in(seq, session):
+            return [LeaveBoundary((session,))]
+        self._boundary = boundary
+        self.wishes = replace(self.wishes, at_boundary={**self.wishes.at_boundary, session: seq})
         return [] if self.out else [SendWishes(self.wishes)]
 
-    def _leave_edge(self) -> Instructions:
-        """Let the ranks at an edge go on once it is over; the next one may be announced already.
+    def _leave_boundary(self) -> Instructions:
+        """Release the ranks at a boundary that is over; the next one may be announced already.
 
-        A rank that others await in an op from before the edge goes on sooner.
+        A rank that others await in an op from before the boundary goes on sooner.
         """
-        is_over, waiting = self.epoch.edge != self._edge, self.wishes.at_edge
+        is_over, waiting = self.epoch.boundary != self._boundary, self.wishes.at_boundary
         on = {s: seq for s, seq in waiting.items() if is_over or self._is_awaited_in(seq, s)}
         if not on:
             return []
         staying = {s: seq for s, seq in waiting.items() if s not in on}
-        self.wishes = replace(self.wishes, at_edge=staying)
-        done: Instructions = [LeaveEdge(tuple(on))]
+        self.wishes = replace(self.wishes, at_boundary=staying)
+        done: Instructions = [LeaveBoundary(tuple(on))]
         return done if is_over else [*done, SendWishes(self.wishes)]
 
     def _is_awaited_in(self, seq: int, session: str) -> bool:
@@ -123,7 +123,7 @@ class AgentMachine(OpMachine):
         self.wishes = Wishes(
             tuple(each for each in wishes.join if each not in here and each not in dead),
             tuple(each for each in wishes.leave if each in here and each not in dead),
-            {each: seq for each, seq in wishes.at_edge.items() if each in here or each in dead},
+            {each: seq for each, seq in wishes.at_boundary.items() if each in here or each in dead},
             wishes.lane,
         )
 
@@ -222,7 +222,7 @@ class AgentMachine(OpMachine):
         self.wishes = replace(self.wishes, lane=install.lane != NO_LANE)
         if self.wishes.lane:
             done.append(OpenLane(install.lane))
-        return done + self._settle() + self._leave_edge()
+        return done + self._settle() + self._leave_boundary()
 
     def _enter(self, epoch: Epoch) -> None:
         """Install another epoch.

@@ -117,7 +117,7 @@ def decide(
         round_ = _Round(evidence, epoch, reduced)
         outcomes = round_.outcomes()
     elif change is not None:
-        first = max(change.at_edge, evidence.first_untouched(outcomes))
+        first = max(change.at_boundary, evidence.first_untouched(outcomes))
         epoch = with_others_awaited(policy, change.apply(policy, base, stamp, first))
         epoch = epoch if layout is None else replace(epoch, layout=layout)
         round_ = _Round(evidence, epoch)

@@ -126,7 +126,7 @@ class GroupOps:
         self._abandoned: set[tuple[int, str]] = set()
         self.wishes = NO_WISHES
         self.has_wished = False
-        self._edge = 0  # at which local ranks wait
+        self._boundary = 0  # at which local ranks wait
         self._withdrawn: frozenset[str] = frozenset()
         self._reached = -1
         self._told_floor = -1  # of another node

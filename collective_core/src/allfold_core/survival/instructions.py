@@ -109,14 +109,14 @@ class SendDoubt:
 
 @dataclass(slots=True)
 class SendWishes:
-    """Tell the term's leader which local ranks want to join or to leave, or wait at an edge."""
+    """Tell the term's leader which local ranks want to join or to leave, or wait at a boundary."""
 
     wishes: Wishes
 
 
 @dataclass(slots=True)
-class LeaveEdge:
-    """Let ranks at an edge go on: the members have changed, or nobody waits any more."""
+class LeaveBoundary:
+    """Release ranks that wait at a boundary: the members have changed, or nobody waits any more."""
 
     sessions: tuple[str, ...]
 
@@ -135,7 +135,7 @@ class Installed:
 
 @dataclass(slots=True)
 class OpenLane:
-    """Let ops go by the short lane from this one on, on all nodes of the epoch."""
+    """Open the short lane to ops from this one on, on all nodes of the epoch."""
 
     first: int
 
@@ -161,7 +161,7 @@ Instruction = (
     | SendDown
     | SendDoubt
     | SendWishes
-    | LeaveEdge
+    | LeaveBoundary
     | Installed
     | OpenLane
     | Evicted

@@ -90,7 +90,7 @@ class LeaderMachine:
         return self._begin_if_idle()
 
     def wish(self, node: str, wishes: Wishes) -> list[Freeze]:
-        """Ranks of a node want to join or to leave, or have come to an edge (WISHES)."""
+        """Ranks of a node want to join or to leave, or have come to a boundary (WISHES)."""
         self._wishes[node] = wishes
         if self.gathering:
             self._wishes_since[node] = wishes

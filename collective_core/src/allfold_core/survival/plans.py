@@ -33,7 +33,7 @@ class GroupPolicy:
     def waits_in_ops(self, epoch: Epoch) -> bool:
         """Return True if ops wait for others to join: too few are left.
 
-        If others may only join at edges, ops fail instead, and the ranks wait at an edge.
+        If others may only join at boundaries, ops fail instead, and the ranks wait at a boundary.
         """
         return self.options.is_elastic and not self.options.at_commits and self.is_too_small(epoch)
 
@@ -50,13 +50,13 @@ class GroupPolicy:
 def first_term(plan: Plan) -> Term:
     """The term with which a group is opened: all nodes of its plan, the leader first."""
     nodes = tuple(member.node for member in plan.members)
-    return Term(plan.epoch, plan.generation, nodes, (plan.epoch,) * len(nodes))
+    return Term(plan.opening, plan.generation, nodes, (plan.opening,) * len(nodes))
 
 
 def first_record(plan: Plan) -> TermRecord:
     """The record of the group's first term: every node is a voter."""
     return TermRecord(
-        epoch=plan.epoch,
+        opening=plan.opening,
         term=first_term(plan),
         voters={member.node: Voter.of(member) for member in plan.members},
         seats=tuple(Seat(seat.session, seat.node) for seat in first_epoch(plan).seats),
@@ -86,7 +86,7 @@ def first_epoch(plan: Plan) -> Epoch:
     """The epoch with which a group is opened: all ranks of its plan."""
     nodes = (plan.members[plan.index_of_rank(rank)].node for rank in range(plan.world_size))
     seats = tuple(map(Seat, plan.sessions, nodes, range(plan.world_size)))
-    stamp = Stamp(plan.epoch, 0, plan.generation)
+    stamp = Stamp(plan.opening, 0, plan.generation)
     return Epoch(stamp, 0, seats, seated=plan.world_size)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, NamedTuple
 
-from allfold_core.schema import EpochNumber, Form, Generation, LastSeq, Number, Seq
+from allfold_core.schema import Form, Generation, LastSeq, Number, OpeningNumber, Seq
 from allfold_core.topology import AS_OPENED, Layout, Member
 
 _ROUND_BITS = 24
@@ -104,10 +104,10 @@ class Term:
         newcomers: those of the voters that were not in the plan of the opening, without ranks.
     """
 
-    number: EpochNumber
+    number: OpeningNumber
     generation: Generation
     voters: tuple[str, ...]
-    joined: tuple[EpochNumber, ...]
+    joined: tuple[OpeningNumber, ...]
     lost: tuple[tuple[str, str], ...] = ()
     newcomers: tuple[Annotated[Member, Form(_read_newcomer, _written_newcomer)], ...] = ()
 
@@ -168,9 +168,9 @@ class Epoch:
             membership.
         layout: the order of the nodes.
         seated: the number of seats that the group has had so far, which is the next one's number.
-        waiting: the sessions that wait to join or to leave at the announced edge, in groups that
-            change at commits only.
-        edges: the number of edges announced so far.
+        waiting: the sessions that wait to join or to leave at the announced boundary, in groups
+            that change at commits only.
+        boundaries: the number of boundaries announced so far.
     """
 
     stamp: PackedStamp
@@ -180,12 +180,12 @@ class Epoch:
     layout: Layout = AS_OPENED
     seated: Number = 0
     waiting: tuple[str, ...] = ()
-    edges: Number = 0
+    boundaries: Number = 0
 
     @property
-    def edge(self) -> int:
-        """The number of the edge that is announced; 0 while nobody waits."""
-        return self.edges if self.waiting else 0
+    def boundary(self) -> int:
+        """The number of the boundary that is announced; 0 while nobody waits."""
+        return self.boundaries if self.waiting else 0
 
     @cached_property
     def nodes(self) -> frozenset[str]:

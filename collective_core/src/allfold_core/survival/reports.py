@@ -8,7 +8,7 @@ from enum import IntEnum
 from typing import Annotated, Any
 
 from allfold_core.operations import Fingerprint, Kind
-from allfold_core.schema import Form, LastSeq, Number, Seconds, Seq
+from allfold_core.schema import Flag, Form, LastSeq, Number, Seconds, Seq, SeqKey
 from allfold_core.survival.records import Epoch, PackedStamp, Term
 
 
@@ -94,15 +94,15 @@ class Wishes:
 
     Attributes:
         join: the sessions that are ready to join.
-        leave: the sessions that want to leave at an edge.
-        at_edge: by session that waits at an edge, the op that it calls next.
+        leave: the sessions that want to leave at a boundary.
+        at_boundary: by session that waits at a boundary, the op that it calls next.
         lane: the node is ready for the short lane, or has it open and can go on.
     """
 
     join: tuple[str, ...] = ()
     leave: tuple[str, ...] = ()
-    at_edge: Mapping[str, Seq] = field(default_factory=dict)
-    lane: bool = False
+    at_boundary: Mapping[str, Seq] = field(default_factory=dict)
+    lane: Flag = False
 
 
 NO_WISHES = Wishes()
@@ -137,7 +137,7 @@ class Report:
     dead: Mapping[str, str]
     floor: LastSeq
     called: Mapping[str, Seq]
-    ops: Mapping[Seq, OpReport]
+    ops: Mapping[SeqKey, OpReport]
     deferred: Mapping[str, Seq] = field(default_factory=dict)
     announced: Number = 0
     wishes: Wishes = NO_WISHES
@@ -214,6 +214,6 @@ class Install:
     epoch: Epoch
     older: tuple[Epoch, ...]
     floor: LastSeq
-    outcomes: Mapping[Seq, Outcome]
+    outcomes: Mapping[SeqKey, Outcome]
     dead: frozenset[str] = frozenset()
     lane: LastSeq = NO_LANE

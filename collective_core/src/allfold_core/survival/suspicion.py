@@ -121,7 +121,7 @@ class Suspicion:
             return patience
         return max(2 * patience, self._granted)
 
-    def judge(self, now: float, seen: Observation) -> Action:
+    def decide(self, now: float, seen: Observation) -> Action:
         """Return what is to be done now; each action once, until the node is heard or cleared."""
         if seen.last_heard > self._heard:
             self._heard = seen.last_heard
@@ -174,7 +174,7 @@ class OverdueRounds:
     def __init__(self) -> None:
         self._since: dict[Awaited, float] = {}
 
-    def judge(
+    def stuck(
         self, now: float, awaited: Collection[Awaited], own_lag: float = 0.0
     ) -> dict[str, float]:
         """Return the nodes that are stuck, each with the seconds for which it was waited for.

@@ -1,4 +1,4 @@
-"""The record of a group's term, and what agents report of it. Values only."""
+"""The record of a group's term. Values only."""
 
 from __future__ import annotations
 
@@ -10,24 +10,16 @@ from allfold_core.plan import Plan
 from allfold_core.schema import (
     Address,
     ControlUrl,
-    EpochNumber,
     Form,
     Generation,
     Name,
+    OpeningNumber,
 )
 from allfold_core.survival.records import Seat, Term
 from allfold_core.topology import Member
 
 Life = tuple[str, str]
 """A node by its name, in one incarnation."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoreLife:
-    """One life of the store: its generation, and the server's own name for this life of it."""
-
-    generation: int
-    run_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +72,7 @@ class TermRecord:
     """The record of a group's term.
 
     Attributes:
-        epoch: of the plan with which the group was opened; a later opening of its name has a
+        opening: of the plan with which the group was opened; a later opening of its name has a
             higher one, and terms of its own.
         term: the newest term.
         voters: its nodes by name.
@@ -92,7 +84,7 @@ class TermRecord:
             and their nodes. Of a group that an older release opened, the number is 0.
     """
 
-    epoch: EpochNumber
+    opening: OpeningNumber
     term: Term
     voters: Mapping[Name, Voter]
     seats: tuple[Annotated[Seat, Form(_read_seat, _written_seat)], ...]
@@ -111,7 +103,7 @@ class TermRecord:
 
     def follows(self, other: TermRecord) -> bool:
         """Return True if this is a newer term, or one of a later opening of the group."""
-        return (self.epoch, self.term.number) > (other.epoch, other.term.number)
+        return (self.opening, self.term.number) > (other.opening, other.term.number)
 
     @property
     def lives(self) -> set[Life]:
@@ -131,20 +123,3 @@ class TermRecord:
         if set(names) != self.voters.keys():
             raise ValueError("a term has other voters than its record")
         return self
-
-
-@dataclass(frozen=True, slots=True)
-class Registration:
-    """The report of an agent on one group when it registers with the store.
-
-    Attributes:
-        life: the node, in its incarnation.
-        generation: of the store with which it registered last; 0 before the first time.
-        held: the newest term that it has taken, with the generation in which it was announced.
-        is_out: a term has left it out, so it takes part in nothing.
-    """
-
-    life: Life
-    generation: int
-    held: TermRecord
-    is_out: bool = False

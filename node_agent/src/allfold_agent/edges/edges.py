@@ -9,7 +9,7 @@ from itertools import chain
 from allfold_agent.edges.connections import EdgeCounters
 from allfold_agent.edges.in_edge import InEdge
 from allfold_agent.edges.incoming import LinkRate
-from allfold_agent.edges.members import GroupNodes, Life
+from allfold_agent.edges.members import GroupLife, GroupNodes
 from allfold_agent.edges.opening import Dial, EdgeRequest, Traffic
 from allfold_agent.edges.out_edge import OutEdge
 from allfold_agent.edges.receivers import Receiver
@@ -56,8 +56,8 @@ class Edges:
         self._lane = lane
         self._out: dict[str, OutEdge] = {}
         self._in: dict[str, InEdge] = {}
-        self._lives: dict[str, Life | None] = {}  # for which there are edges
-        self._over: dict[Life, list[OutEdge | InEdge]] = {}
+        self._lives: dict[str, GroupLife | None] = {}  # for which there are edges
+        self._over: dict[GroupLife, list[OutEdge | InEdge]] = {}
 
     def out(self, destination: str) -> OutEdge:
         """The edge to a node; ``ServiceError`` where a new one cannot get a thread."""
@@ -148,7 +148,7 @@ class Edges:
         for edge in list(self._out.values()):
             edge.finish(deadline)
 
-    def detach(self, lives: Collection[Life]) -> list[OutEdge | InEdge]:
+    def detach(self, lives: Collection[GroupLife]) -> list[OutEdge | InEdge]:
         """Return the edges to and from some lives of nodes, to be closed without the lock."""
         detached: list[OutEdge | InEdge] = []
         for life in lives:

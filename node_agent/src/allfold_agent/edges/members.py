@@ -7,11 +7,11 @@ from collections.abc import Collection, Iterator, Mapping
 from allfold_core.survival.records import Term
 from allfold_core.topology import Member
 
-Life = tuple[str, int]
+GroupLife = tuple[str, int]
 """A node, and the number of the term that has let it in."""
 
 
-def lives_of(term: Term) -> frozenset[Life]:
+def lives_of(term: Term) -> frozenset[GroupLife]:
     """Return the lives of the nodes of a term."""
     return frozenset(zip(term.voters, term.joined, strict=True))
 
@@ -40,7 +40,7 @@ class GroupNodes(Mapping[str, Member]):
     def __len__(self) -> int:
         return len(self._members)
 
-    def life_of(self, node: str) -> Life | None:
+    def life_of(self, node: str) -> GroupLife | None:
         """Return the present life of a node; ``None`` where the group goes on without it."""
         joined = self._joined.get(node)
         return None if joined is None else (node, joined)
@@ -56,7 +56,7 @@ class GroupNodes(Mapping[str, Member]):
         self._members |= {member.node: member for member in newcomers}
         self._joined |= {member.node: joined[member.node] for member in newcomers}
 
-    def dismiss(self, lives: Collection[Life]) -> None:
+    def dismiss(self, lives: Collection[GroupLife]) -> None:
         """Note that the group goes on without some lives."""
         for node, joined in lives:
             if self._joined.get(node) == joined:

@@ -172,6 +172,7 @@ class Executor(SendingOp, ReceivingOp):
         with self._lock:
             if self.failed:
                 return
+            # In one step with the look at failed: fail() waits for those that are counted here.
             self._handing_out += 1
             self.buffer.hold()
             on_gpu = self._on_gpu

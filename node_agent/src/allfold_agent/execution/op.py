@@ -103,7 +103,7 @@ class Op:
         packed_stamp: the same, as frames have it.
         ordinal: the number of that epoch for the ranks.
         participants: how many ranks that epoch has, on all nodes.
-        edge: the edge that it has announced; 0 for none.
+        boundary: the boundary that it has announced; 0 for none.
         ranks: the local ranks of that epoch.
         arrivals: by rank of that epoch, the calls of those who have called.
         spec: that of the first of them; before there is one, of the first rank that has called.
@@ -134,7 +134,7 @@ class Op:
     ordinal: int
     participants: int
     ranks: tuple[int, ...]
-    edge: int = 0
+    boundary: int = 0
     calls: dict[str, Arrival] = field(default_factory=dict)
     arrivals: dict[int, Arrival] = field(default_factory=dict)
     spec: OpSpec = field(init=False)

@@ -242,6 +242,7 @@ class Runner:
         if residual is not None and not forward:
             residual.give_up()
         if executor is not None:
+            # In this order: an attempt that has failed takes hold of its memory no more.
             executor.fail(then)
             executor.release()
         if on_gpu is not None:  # after fail(): what is not given to the GPU any more counts as done
@@ -249,6 +250,7 @@ class Runner:
         if executor is None:
             then()
             return
+        # After fail(): the edges find that nothing is left to be sent.
         for destination in executor.graph.sends:
             self._edges.wake(self._nodes[destination])
 

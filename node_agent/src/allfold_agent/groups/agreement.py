@@ -148,6 +148,7 @@ class Agreement:
     def doubt(self, doubts: Iterable[Doubt]) -> None:
         """Ask the leader for a verdict on ops that cannot go on."""
         for each in doubts:
+            # First: where this node leads, the verdict may come within the call, and drops it.
             self._doubts[each.seq] = each
             self._tell_leader(LinkMessageType.DOUBT, pack(each))
 
@@ -170,12 +171,12 @@ class Agreement:
         self._follow(self.machine.join(session))
 
     def wish_to_leave(self, session: str) -> None:
-        """A local rank wants to leave at the next edge."""
+        """A local rank wants to leave at the next boundary."""
         self._follow(self.machine.wish_to_leave(session))
 
-    def at_edge(self, session: str, seq: int, edge: int) -> None:
-        """A local rank has come to an edge, before this op."""
-        self._follow(self.machine.at_edge(session, seq, edge))
+    def at_boundary(self, session: str, seq: int, boundary: int) -> None:
+        """A local rank has come to a boundary, before this op."""
+        self._follow(self.machine.at_boundary(session, seq, boundary))
 
     def registers(self) -> None:
         """The node says which term it holds; no message changes that until it has the answer."""
@@ -188,6 +189,7 @@ class Agreement:
     def take_term(self, term: Term, announced: int) -> bool:
         """A term was announced, by a store of this generation; return True if it is taken."""
         if self.machine.may_take(term, announced):
+            # Before the machine freezes: its report has what the ranks have done by themselves.
             self._effects.close_lane()
         instructions = self.machine.take_term(term, announced)
         taken = self.machine.term is term
@@ -266,6 +268,7 @@ class Agreement:
             if self.machine.frozen and self._report is not None:
                 report = replace(self._report, announced=self.announced)
                 self._send(node, LinkMessageType.FROZEN, pack(report))
+            # Behind the report, from which a leader that is behind learns the term.
             self._tell_leader_again()
         self._leader.repeat(node)
         self._closing.repeat(node)
@@ -304,6 +307,7 @@ class Agreement:
     def asked_to_freeze(self, term: int, number: int, doubts: tuple[Doubt, ...]) -> None:
         """Report, at once or when those had time to call whom a verdict will name."""
         if self.machine.may_freeze(term, number):
+            # Before the report, as in take_term.
             self._effects.close_lane()
         self._asked = (term, number, doubts)
         if not self._report_if_settled():

@@ -165,7 +165,7 @@ class GroupEpoch:
             "epoch": self.ordinal,
             "rank": self.rank_of(session),
             "world_size": self.plan.world_size,
-            "edge": self.record.edge if OTHERS in self.record.waiting else 0,
+            "boundary": self.record.boundary if OTHERS in self.record.waiting else 0,
             "nodes": len(self.plan.members),
         }
 
@@ -181,9 +181,8 @@ class GroupEpoch:
 
     def new_op(self, seq: int) -> Op:
         """An op that would run in this epoch."""
-        members = self.plan.world_size
-        edge = self.record.edge
-        return Op(seq, self.stamp, self.packed_stamp, self.ordinal, members, self.ranks, edge)
+        members, boundary = self.plan.world_size, self.record.boundary
+        return Op(seq, self.stamp, self.packed_stamp, self.ordinal, members, self.ranks, boundary)
 
     def spec_of(self, message: OpMessage) -> OpSpec:
         """The spec of a local rank's call; ``ValueError`` says what is wrong with it."""
@@ -227,7 +226,8 @@ class GroupEpoch:
         if op.stamp == self.stamp and not op.leaving:
             return
         op.stamp, op.packed_stamp, op.ordinal = self.stamp, self.packed_stamp, self.ordinal
-        op.participants, op.ranks, op.edge = self.plan.world_size, self.ranks, self.record.edge
+        op.participants, op.ranks = self.plan.world_size, self.ranks
+        op.boundary = self.record.boundary
         arrivals = {
             self._numbers[session]: self._translated(session, arrival, views)
             for session, arrival in op.calls.items()

@@ -23,7 +23,7 @@ from allfold_core.survival.instructions import (
     HandOut,
     Installed,
     Instruction,
-    LeaveEdge,
+    LeaveBoundary,
     OpenLane,
     Refuse,
     RefuseCalls,
@@ -208,8 +208,8 @@ class Decisions:
                 self._installed(epoch, older)
             case OpenLane(first):
                 group.lanes.open_across(first)
-            case LeaveEdge(sessions):
-                group.local_ranks.leave_edge(group.current, sessions)
+            case LeaveBoundary(sessions):
+                group.local_ranks.leave_boundary(group.current, sessions)
             case Evicted(term):
                 how = dict(term.lost).get(group.node, "no rank of it was left")
                 self.evict(evicted(group.name, group.node, how))
@@ -272,7 +272,7 @@ class Decisions:
             group.runs.fail(op, error)
         group.table.changed.notify_all()
         group.settle_joins()
-        group.local_ranks.leave_edge(group.current)
+        group.local_ranks.leave_boundary(group.current)
         group.events.add_due(group.edges.resume_all)
         group.events.add_due(partial(group.p2p.break_, error))
         if group.is_empty:

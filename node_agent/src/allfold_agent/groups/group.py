@@ -72,7 +72,7 @@ class NodeGroup:
         joins: TermRecord | None = None,
     ) -> None:
         self.name = plan.group
-        self.opening = plan.epoch
+        self.opening = plan.opening
         self.plan = plan
         self.node = resources.node
         self.table = OpTable()
@@ -247,6 +247,7 @@ class NodeGroup:
         """Ask for a local rank to be let into the group while it runs."""
 
         def join() -> None:
+            # First: where this node decides, the agreement may let it in within the call below.
             self.local_ranks.joins(session, admitted)
             if self.evicted is None and not self.has_no_ranks:
                 self.agreement.join(session)
@@ -255,23 +256,24 @@ class NodeGroup:
         self.event(join)
 
     def wish_to_leave(self, session: str) -> None:
-        """Ask for a local rank to be let go at the next edge, if the group has edges."""
+        """Ask for a local rank to be let go at the next boundary, if the group has boundaries."""
         self.event(partial(self.agreement.wish_to_leave, session))
 
-    def at_edge(self, session: str, seq: int, edge: int, go_on: GoOn) -> None:
-        """Keep a local rank waiting at an edge, before an op.
+    def at_boundary(self, session: str, seq: int, boundary: int, go_on: GoOn) -> None:
+        """Keep a local rank waiting at a boundary, before an op.
 
         Args:
-            edge: its number.
+            boundary: its number.
             go_on: called when the rank may call that op: the members have changed, or nobody waits.
         """
 
         def arrive() -> None:
-            self.local_ranks.waits_at_edge(session, go_on)
+            # First: the agreement may release it within the call below.
+            self.local_ranks.waits_at_boundary(session, go_on)
             if self.evicted is None:
-                self.agreement.at_edge(session, seq, edge)
+                self.agreement.at_boundary(session, seq, boundary)
             else:
-                self.local_ranks.leave_edge(self.current)
+                self.local_ranks.leave_boundary(self.current)
 
         self.event(arrive)
 
@@ -295,6 +297,7 @@ class NodeGroup:
         living = machine.epoch.sessions_on(self.node) - machine.dead.keys()
         if living or self.evicted is not None or self.has_no_ranks:
             return  # where ranks of this node are in it, it is left out, and is to hear of that
+        # First: settle_joins asks for it.
         self._is_over_elsewhere = True
         self.settle_joins()
         for node in self.agreement.term.voters:  # others may wait for this one's reports
@@ -309,6 +312,7 @@ class NodeGroup:
             withdraws: its process lives, and does not wait for its ops.
         """
         log.debug("rank of session %s of group '%s': %s", session, self.name, how)
+        # First: in the event, joins are settled by which ranks have ended.
         self.local_ranks.ended(session)
         self.epoch_table.session_ended(session)
         self.deferred.difference_update(
@@ -317,6 +321,7 @@ class NodeGroup:
         self.event(partial(self._rank_ended, session, how, withdraws))
 
     def _rank_ended(self, session: str, how: str, withdraws: bool) -> None:
+        # First: what the ranks have done by themselves counts before one of them is gone.
         self.lanes.close()
         self.agreement.rank_ended(session, how, withdraws)
         self.settle_joins()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from allfold_agent.edges.edges import Edges
 from allfold_agent.edges.lane_link import LaneDoor
-from allfold_agent.edges.members import Life
+from allfold_agent.edges.members import GroupLife
 from allfold_agent.edges.opening import EdgeRequest, Traffic
 from allfold_agent.edges.out_edge import OutEdge
 from allfold_agent.execution.op_edges import OpReceiver
@@ -47,7 +47,7 @@ class GroupEdges:
         self._closing = False
         self._closed = False
         dial, reactor = resources.dial, resources.reactor
-        self.ops = Edges(plan.group, plan.epoch, self._me, members, dial, self, reactor)
+        self.ops = Edges(plan.group, plan.opening, self._me, members, dial, self, reactor)
         self.p2p = P2PEngine(
             plan,
             self._me,
@@ -143,9 +143,10 @@ class GroupEdges:
 
     # The end
 
-    def drop(self, lives: Collection[Life]) -> None:
+    def drop(self, lives: Collection[GroupLife]) -> None:
         """End the edges to and from nodes without which the group goes on."""
         with self._group.table.lock:
+            # First: no new edge to them is served, and the end of one is no failure.
             self._members.dismiss(lives)
             edges = self.ops.detach(lives)
         edges += self.p2p.detach(lives)
@@ -166,10 +167,12 @@ class GroupEdges:
         with table.lock:
             if self._closing:
                 return
+            # First: an edge that ends from here on is no failure.
             self._closing = True
         self.ops.finish(monotonic() + linger)
         self.p2p.finish(monotonic() + linger)
         with table.lock:
+            # Only now: until then peers may dial again for what they are owed.
             self._closed = True
             table.changed.notify_all()
         self.ops.close()

@@ -1,4 +1,4 @@
-"""The local ranks of a group: those that join, wait at an edge and end, and their calls."""
+"""The local ranks of a group: those that join, wait at a boundary and end, and their calls."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Admitted = Callable[[GroupEpoch | None], None]
 """Told the first epoch that a rank is in; ``None`` where it never will be in one."""
 
 GoOn = Callable[[GroupEpoch], None]
-"""Lets a rank go on that waits at an edge, in this epoch."""
+"""Releases a rank that waits at a boundary, in this epoch."""
 
 
 class LocalRanks:
@@ -50,7 +50,7 @@ class LocalRanks:
         self._add_due = add_due
         self._ended: set[str] = set()
         self._joining: dict[str, Admitted] = {}
-        self._at_edge: dict[str, GoOn] = {}
+        self._at_boundary: dict[str, GoOn] = {}
 
     @property
     def have_ended(self) -> bool:
@@ -67,23 +67,23 @@ class LocalRanks:
         self.sessions.add(session)
         self._joining[session] = admitted
 
-    def waits_at_edge(self, session: str, go_on: GoOn) -> None:
-        """Keep a rank waiting at an edge, until :meth:`leave_edge`."""
-        self._at_edge[session] = go_on
+    def waits_at_boundary(self, session: str, go_on: GoOn) -> None:
+        """Keep a rank waiting at a boundary, until :meth:`leave_boundary`."""
+        self._at_boundary[session] = go_on
 
     def ended(self, session: str) -> None:
         """Note that a rank is dead or has left. From any thread."""
         self._ended.add(session)
 
-    def leave_edge(self, epoch: GroupEpoch, sessions: Iterable[str] | None = None) -> None:
-        """Release ranks that wait at an edge; all of them where none are named.
+    def leave_boundary(self, epoch: GroupEpoch, sessions: Iterable[str] | None = None) -> None:
+        """Release ranks that wait at a boundary; all of them where none are named.
 
         Args:
             epoch: in which they go on. By the time that they hear of it there may be a later one,
-                which others at the edge do not know yet.
+                which others at the boundary do not know yet.
         """
-        for session in list(self._at_edge) if sessions is None else sessions:
-            if (go_on := self._at_edge.pop(session, None)) is not None:
+        for session in list(self._at_boundary) if sessions is None else sessions:
+            if (go_on := self._at_boundary.pop(session, None)) is not None:
                 self._add_due(partial(go_on, epoch))
 
     def settle_joins(self, epoch: GroupEpoch, *, is_over: bool) -> list[str]:
@@ -210,6 +210,7 @@ class CallIntake:
         seq, machine = message.seq, group.agreement.machine
         last = self.submitted.get(session, -1)
         if not posted:
+            # First: what the rank has posted before this message comes before it.
             group.lanes.message_came(seq, is_short=arrival.spec.is_short)
         is_new = (posted or seq > last) and session not in machine.dead and group.evicted is None
         op = refusal = None
@@ -228,6 +229,7 @@ class CallIntake:
                 self._check_fit(seq)
             if not posted:
                 self.submitted[session] = seq
+                # Only now that the call is known: it lets the rank post the ops behind it.
                 self._note_read(session, seq)
             group.lanes.pass_completed()
 
@@ -292,6 +294,7 @@ class CallIntake:
             return
         self._group.event(partial(self._abandon, session, seq, error, posted=posted, call=call))
         if not posted:
+            # Only now, as in _arrive.
             self.note_refusal(session, seq)
 
     def _abandon(

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from allfold_agent.edges.members import Life, lives_of
+from allfold_agent.edges.members import GroupLife, lives_of
 from allfold_agent.groups.deadlines import Obstacles
 from allfold_control.survival import Rates, pack
 from allfold_core.plan import Plan
@@ -67,12 +67,12 @@ class NodeChanges:
         self,
         link: Callable[[Collection[Member]], None],
         unlink: Callable[[Collection[str]], None],
-        drop: Callable[[Collection[Life]], None],
+        drop: Callable[[Collection[GroupLife]], None],
     ) -> None:
         self._link = link
         self._unlink = unlink
         self._drop = drop
-        self._on_edges: frozenset[Life] = frozenset()
+        self._on_edges: frozenset[GroupLife] = frozenset()
 
     def actions_between(self, before: Term, now: Term, *, frozen: bool) -> list[Callable[[], None]]:
         """Return what is to be done where one term may have followed another.

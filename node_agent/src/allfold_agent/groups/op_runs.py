@@ -200,6 +200,7 @@ class OpRuns:
         if op.error is not None:  # the others have the result, and this node cannot take it
             self._do_once_free(op, partial(self._outcomes.refuse, op))
         else:
+            # Held before it is written: the writer gives up the op's own hold.
             self._results.keep(op)
             self._do_once_free(op, partial(self._writer.write, op))
 
@@ -234,6 +235,7 @@ class OpRuns:
         """Give up an op that has no outcome, whatever was agreed upon."""
         if op.ended:
             return
+        # First: it drops the op's next step, which the refusal below may become.
         self.cancel(op.seq)
         op.ended, op.error = True, error
         self._do_once_free(op, partial(self._outcomes.refuse, op))

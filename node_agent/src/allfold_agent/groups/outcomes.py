@@ -188,19 +188,21 @@ class Outcomes:
             )
             self.refuse(op)
             return
+        # Before the ranks are told: their next call must not be one too many because of this one.
         with self._table.lock:
             self.retire(op)
-        members, outcome = op.participants, None
+        members, boundary, outcome = op.participants, op.boundary, None
         for arrival in op.calls.values():
             number = arrival.group_number
             if outcome is None or outcome.group != number:  # nearly always one for all ranks
-                outcome = Outcome(Message.DONE, number, op.seq, op.ordinal, members, edge=op.edge)
+                outcome = Outcome(Message.DONE, number, op.seq, op.ordinal, members, None, boundary)
             arrival.connection.send_outcome(outcome)
 
     def refuse(self, op: Op) -> None:
         """Report to the local ranks that have called an op that it has failed."""
         assert op.error is not None
         self.failures.append(FailedOp(op.seq, op.error, tuple(op.ranks)))
+        # Before the ranks are told, as in end.
         with self._table.lock:
             self.retire(op)
             calls = list(op.calls.values())

@@ -111,14 +111,14 @@ class GroupRegistry:
         orchestrator, do not know yet: they would take this node for one that remembers its ops.
         """
         with self._changed:
-            end = self._over.get((plan.group, plan.epoch))
+            end = self._over.get((plan.group, plan.opening))
             if end is not None and end.had_no_ranks and end.generation == plan.generation:
                 return None
-            group = self._opened_as(plan.group, plan.epoch)
+            group = self._opened_as(plan.group, plan.opening)
             if group is None or group.evicted is not None:
                 group = make()
                 self._groups.setdefault(plan.group, []).append(group)
-                self._over.pop((plan.group, plan.epoch), None)
+                self._over.pop((plan.group, plan.opening), None)
                 self._changed.notify_all()
             return group
 
@@ -187,6 +187,7 @@ class GroupRegistry:
                 groups[:] = [each for each in groups if each is not group]
                 if not groups:
                     del self._groups[group.name]
+                # Now that it is out: a newer group of the same opening may be there still.
                 self._remember_end(group)
             self._changed.notify_all()
             return is_here

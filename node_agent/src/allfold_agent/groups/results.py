@@ -333,7 +333,7 @@ class Fetches:
         return start
 
     def _run(self, op: Op, order: Fetch, buffer: Buffer, nbytes: int) -> None:
-        group, opening = self._plan.group, self._plan.epoch
+        group, opening = self._plan.group, self._plan.opening
         request = ResultRequest(group, opening, order.seq, order.stamp.pack())
         addresses = [self._members[node].data_address for node in self._in_turn(order.holders)]
         wanted = partial(is_wanted, op, order)

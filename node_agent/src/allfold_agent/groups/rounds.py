@@ -173,7 +173,7 @@ class RoundLeader:
             self._act(machine, machine.doubt(doubt))
 
     def wish(self, node: str, wishes: Wishes) -> None:
-        """Take in the wishes of a node's ranks to join, to leave or to pass an edge (WISHES)."""
+        """Take in the wishes of a node's ranks to join, to leave or to pass a boundary (WISHES)."""
         machine = self._machine
         if machine is not None:
             self._act(machine, machine.wish(node, wishes))
@@ -214,6 +214,7 @@ class RoundLeader:
                 self._tell_others(LinkMessageType.FREEZE, _freeze_body(machine))
                 self._voter.asked_to_freeze(each.term, each.round, machine.doubts)
             else:
+                # Kept and told before it is done here, which may begin the next round.
                 self._decided = each
                 self._tell_others(LinkMessageType.INSTALL, pack(each))
                 self._voter.install(each)

@@ -104,6 +104,7 @@ class DeferredCalls:
         """Begin the calls whose data are there; settle those that are late or have failed."""
         try:
             while process.deferred and process.has_passed(process.deferred[0].message.fence):
+                # Removed first: what counts as read ends before the first call that is deferred.
                 deferred = self._remove(process, process.deferred[0])
                 self._submit(process, deferred.message, deferred.called)
             self._settle_overdue(process)

@@ -133,6 +133,7 @@ class Listener:
         return True
 
     def _end(self, process: RankConnection) -> None:
+        # Before they are closed: the number of a closed descriptor may be that of another at once.
         self._reactor.unregister(process.socket)
         if process.end is not None and process.is_watched:
             self._reactor.unregister(process.end)

@@ -140,11 +140,13 @@ class Memberships:
             "first": epoch.record.since_of(session),
             **epoch.view(session),
         }
+        # Before the rank has the page: from then on its posts may be taken over.
         group.lanes.on_taken_over = self._on_taken_over
         process.send_joined(number, body)
 
     def leave(self, process: RankConnection, body: dict[str, Any]) -> None:
         """Take a rank out of its group; it gets its answer when its seat is free."""
+        # First: a rank that leaves is not lost as well if its process ends meanwhile.
         membership = process.memberships.pop(body["number"], None)
         if membership is None:
             raise MultipleUnregister("this process is not in the group that it leaves")

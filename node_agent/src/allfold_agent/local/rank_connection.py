@@ -234,6 +234,7 @@ class RankConnection:
         if waits:
             self._want_write(self)
         if lane is not None:
+            # Without our lock: it takes that of the group, which comes first.
             membership.group.lanes.handed(lane)
 
     def _send_with_page(
@@ -248,6 +249,7 @@ class RankConnection:
             return None
         body["page"] = lane.describe_to(membership.session)
         self._send(pack_json(kind, body), lane)
+        # After it is sent: the lane may open once all ranks count as having the page.
         lane.hand_to(membership.session, self, number)
         return lane
 
@@ -259,8 +261,8 @@ class RankConnection:
         if not sent:
             self._want_write(self)
 
-    def pass_edge(self, number: int, body: dict[str, Any], epoch: GroupEpoch) -> None:
-        """Answer a rank at an edge: it goes on in this epoch; ``left`` where it is not in it."""
+    def pass_boundary(self, number: int, body: dict[str, Any], epoch: GroupEpoch) -> None:
+        """Answer a rank at a boundary: it goes on in this epoch; ``left`` where it is not in it."""
         membership = self.memberships.get(number)
         if membership is None:
             return
@@ -286,6 +288,7 @@ class RankConnection:
         Args:
             lane: whose descriptors go with it.
         """
+        # Not past what waits: messages keep their order.
         if self._closed or (not self._outbox and self._try(message, lane)):
             return True
         if self._unsent_bytes + len(message) > MAX_UNSENT_BYTES:

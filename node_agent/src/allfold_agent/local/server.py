@@ -131,6 +131,7 @@ class LocalServer:
             self._reactor.later(_TICK_SECONDS, self._check_deadlines)
 
     def _check_deadlines(self) -> None:
+        # First: the next look is asked for below.
         self._watching = False
         now = monotonic()
         for group in self._registrar.groups():
@@ -218,14 +219,15 @@ class LocalServer:
             self._memberships.leave(process, body)
         elif kind == Message.EXPLAIN:
             self._explain(process, body)
-        elif kind == Message.EDGE:
-            self._come_to_edge(process, body)
+        elif kind == Message.BOUNDARY:
+            self._come_to_boundary(process, body)
         elif kind == Message.RETIRE:
             membership = membership_of(process, body["number"], "that it wants to leave")
             membership.group.wish_to_leave(membership.session)
         elif kind == Message.LOOK:
             membership = membership_of(process, body["number"], "of an op that it waits for")
             membership.group.lanes.look(int(body["seq"]))
+            # Behind the look: the rank then finds in the page what has come of it.
             process.send(pack_taken(body["number"]))
         elif kind == Message.ABANDON:
             self._abandon(process, body)
@@ -265,15 +267,15 @@ class LocalServer:
         membership.group.calls.abandon(membership.session, seq, InvalidArgument(reason), call=call)
 
     @staticmethod
-    def _come_to_edge(process: RankConnection, body: dict[str, Any]) -> None:
+    def _come_to_boundary(process: RankConnection, body: dict[str, Any]) -> None:
         """Answer when the rank may go on: others have joined or left, or nobody waits."""
-        membership = membership_of(process, body["number"], "whose edge it has come to")
-        seq, edge = int(body["seq"]), int(body["edge"])
+        membership = membership_of(process, body["number"], "whose boundary it has come to")
+        seq, boundary = int(body["seq"]), int(body["boundary"])
 
         def go_on(epoch: GroupEpoch) -> None:
-            process.pass_edge(body["number"], {"request": body["request"]}, epoch)
+            process.pass_boundary(body["number"], {"request": body["request"]}, epoch)
 
-        membership.group.at_edge(membership.session, seq, edge, go_on)
+        membership.group.at_boundary(membership.session, seq, boundary, go_on)
 
     @staticmethod
     def _explain(process: RankConnection, body: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """Draining this node: it takes no more ranks, and those that it has leave where they can.
 
 An operator asks for it over the control link, or the agent is told to end. The ranks are asked to
-leave, each at an edge of its group. Ranks of groups that are not elastic cannot leave, and stay.
+leave, each at a boundary of its group. Ranks of groups that are not elastic cannot leave, and stay.
 Ranks that still wait for their group to open are refused.
 """
 

@@ -157,7 +157,7 @@ class GroupTerms:
         disowned = [
             Held(group=name, record=record, is_out=True)
             for name, record in self._disowned.items()
-            if self._said.get(name, -1) < record.epoch
+            if self._said.get(name, -1) < record.opening
         ]
         return disowned + [
             Held(group=name, record=record, is_out=newest[name].evicted is not None)
@@ -203,7 +203,7 @@ class GroupTerms:
     def _look_at(self, group: str, record: TermRecord) -> None:
         if self._is_let_in(record):
             self.let_in(record)
-        is_over = self._registry.last_term(group, record.epoch) is not None
+        is_over = self._registry.last_term(group, record.opening) is not None
         if is_over and self.is_unknown(group, record):
             self.disown(group, record)
 
@@ -213,7 +213,7 @@ class GroupTerms:
         The plan of the opening has not come here, or a store has lost the term that has left this
         node out. The others wait for what it cannot know.
         """
-        opening, joined = record.epoch, self._joined(record)
+        opening, joined = record.opening, self._joined(record)
         last = self._registry.last_term(group, opening)
         is_open = last is None and self._registry.look_for(group, opening, 0.0) is not None
         if joined is None or is_open or self._registry.had_no_ranks(group, opening):
@@ -227,7 +227,7 @@ class GroupTerms:
         return record.term.joined[record.term.voters.index(self._node)]
 
     def disown(self, group: str, record: TermRecord) -> None:
-        """Let the orchestrator know that this node is not in a group, whatever its term says."""
+        """Report to the orchestrator that this node is not in a group, whatever its term says."""
         self._disowned[group] = record
         self.register()
 
@@ -245,7 +245,7 @@ class GroupTerms:
                 except FrameError as error:
                     log.error("group '%s': the orchestrator sends nonsense: %s", name, error)
 
-        self._notices.apply(name, record.epoch, take)
+        self._notices.apply(name, record.opening, take)
 
     def evicted(self, how: str) -> None:
         """This life of the node is over: so are all its groups here.

@@ -23,15 +23,13 @@ from allfold_core.survival.suspicion import (
     Suspicion,
     SuspicionKind,
 )
+from allfold_core.survival.term_record import Life
 
 log = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.05
 # While no link is wanted.
 _IDLE_SECONDS = 0.5
-
-Life = tuple[str, str]
-"""A node and its incarnation."""
 
 
 class SuspicionReporter(Protocol):
@@ -124,10 +122,10 @@ class PeerMonitor:
     # In the reactor's thread
 
     def look(self, node: str) -> None:
-        """Something has happened to the link to a node: judge it now."""
+        """Decide now whether to suspect a node: something has happened to the link to it."""
         for life in self._links.wanted():
             if life[0] == node:
-                self._judge(life)
+                self._decide(life)
 
     def _tick(self) -> None:
         try:
@@ -136,8 +134,8 @@ class PeerMonitor:
             # The end of those that are gone is logged by their groups.
             self._suspected = {key: at for key, at in self._suspected.items() if key[0] in wanted}
             for life in wanted:
-                self._judge(life)
-            self._judge_rounds()
+                self._decide(life)
+            self._decide_stuck()
         finally:
             seconds = TICK_SECONDS if self._suspicions else _IDLE_SECONDS
             self._publish(seconds)
@@ -150,14 +148,14 @@ class PeerMonitor:
 
     # Silence
 
-    def _judge(self, life: Life) -> None:
+    def _decide(self, life: Life) -> None:
         node, _ = life
         suspicion = self._suspicions.setdefault(life, Suspicion())
         seen = self._observe(node)
         if seen is None:
             return
         before = suspicion.kind
-        action = suspicion.judge(self._clock(), seen)
+        action = suspicion.decide(self._clock(), seen)
         kind = suspicion.kind
         if kind is None and before is not None:
             self._withdraw(life, before)
@@ -206,16 +204,16 @@ class PeerMonitor:
         self._overdue, self._stuck = OverdueRounds(), {}
         for life, suspicion in list(self._suspicions.items()):
             kind = suspicion.kind
-            self._judge(life)
+            self._decide(life)
             seen = self._observe(life[0])
             if seen is not None and kind is not None and kind == suspicion.kind:
                 self._suspect(life, kind, self._clock() - seen.last_heard)
 
     # Rounds
 
-    def _judge_rounds(self) -> None:
+    def _decide_stuck(self) -> None:
         awaited = [each for each in self._awaited() if not self._has_excuse(each)]
-        overdue = self._overdue.judge(self._clock(), awaited, self._links.lag())
+        overdue = self._overdue.stuck(self._clock(), awaited, self._links.lag())
         stuck = {life: overdue[life[0]] for life in self._suspicions if life[0] in overdue}
         for life in stuck.keys() - self._stuck.keys():
             self._suspect(life, "stuck", stuck[life])

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 from allfold_agent.edges.edges import DialFrom, Edges
 from allfold_agent.edges.in_edge import InEdge
-from allfold_agent.edges.members import GroupNodes, Life
+from allfold_agent.edges.members import GroupLife, GroupNodes
 from allfold_agent.edges.opening import Traffic
 from allfold_agent.edges.out_edge import OutEdge
 from allfold_agent.execution.op import RankEndpoint
@@ -80,7 +80,9 @@ class P2PEngine(MessageMatching):
         reactor: Reactor,
     ) -> None:
         super().__init__(plan.group, workers, buffers, edge_lost)
-        self.edges = Edges(plan.group, plan.epoch, me, members, dial, self, reactor, Traffic.PAIRS)
+        self.edges = Edges(
+            plan.group, plan.opening, me, members, dial, self, reactor, Traffic.PAIRS
+        )
         self._seats = NodesOfSeats(first_epoch(plan).seats)
         self._me = me
         self._members = members
@@ -363,7 +365,7 @@ class P2PEngine(MessageMatching):
             self._outbox.conclude_all(self._broken)
             self._transfers.clear()
 
-    def detach(self, lives: Collection[Life]) -> list[OutEdge | InEdge]:
+    def detach(self, lives: Collection[GroupLife]) -> list[OutEdge | InEdge]:
         """Return the edges to and from nodes without which the group goes on, to be closed."""
         with self._lock:
             return self.edges.detach(lives)

@@ -113,7 +113,7 @@ function groupFacts(group) {
       ["Ranks at the opening", group.world_size === null ? null : String(group.world_size)],
       ["Present", count(group.present.length, "rank")],
       ["Missing", group.missing.length ? ranks(group.missing) : null],
-      ["Epoch", String(group.epoch)],
+      ["Opening", String(group.opening)],
       ["Term", group.term === null ? null : String(group.term)],
       ["Timeout of an op", group.timeout === null ? null : seconds(group.timeout)],
       ["When a rank is lost", group.on_loss === "shrink" ? "the others repeat the op" : group.on_loss === "raise" ? "the op fails on all" : null],

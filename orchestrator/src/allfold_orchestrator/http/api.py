@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from allfold_core.errors import InvalidArgument
-from allfold_core.schema import MAX_WORLD_SIZE, NAME_PATTERN, EpochNumber
-from allfold_orchestrator import __version__, wire
+from allfold_core.schema import MAX_OPENING, MAX_WORLD_SIZE, NAME_PATTERN, Within
+from allfold_orchestrator import __version__, bodies
 from allfold_orchestrator.http.metrics import all_nodes
 from allfold_orchestrator.http.plan_bodies import PlanBodies
 from allfold_orchestrator.http.request_limits import require_admin
@@ -30,6 +30,7 @@ Service = Annotated[Orchestrator, Depends(_service)]
 _NAME = {"pattern": NAME_PATTERN}
 NodeName = Annotated[str, Path(**_NAME, description="The node's name.")]
 GroupName = Annotated[str, Path(**_NAME, description="The group's name.")]
+OpeningNumber = Annotated[int, Within(0, MAX_OPENING + 1, may_be_text=True)]
 RankNumber = Annotated[int, Path(ge=0, lt=MAX_WORLD_SIZE)]
 Session = Annotated[str, Query(**_NAME, description="The session of the rank's process.")]
 Incarnation = Annotated[
@@ -39,10 +40,10 @@ Force = Annotated[
     bool, Query(description="Remove the node whatever its incarnation; needs the admin token.")
 ]
 After = Annotated[str, Query(max_length=128, description="Begin behind this name.")]
-Limit = Annotated[int, Query(ge=1, le=wire.MAX_PAGE, description="Entries of one page, at most.")]
+Limit = Annotated[int, Query(ge=1, le=bodies.MAX_PAGE, description="Entries of one page, at most.")]
 Wait = Annotated[
     float,
-    Query(ge=0, le=wire.MAX_WAIT_SECONDS, description="Seconds to wait for the others."),
+    Query(ge=0, le=bodies.MAX_WAIT_SECONDS, description="Seconds to wait for the others."),
 ]
 
 
@@ -66,9 +67,9 @@ router = APIRouter(prefix="/v1")
 
 
 @router.get("/facts", tags=["health"], summary="Clock and versions", responses=_errors())
-async def facts(request: Request) -> wire.Facts:
+async def facts(request: Request) -> bodies.Facts:
     """Return what ``allfold doctor`` compares between services; never asks the store."""
-    return wire.Facts(
+    return bodies.Facts(
         service="allfold-orchestrator",
         version=__version__,
         python=platform.python_version(),
@@ -83,10 +84,10 @@ async def facts(request: Request) -> wire.Facts:
     summary="The agents, for Prometheus' HTTP service discovery",
     responses=_errors(),
 )
-async def targets(service: Service) -> list[wire.ScrapeTarget]:
+async def targets(service: Service) -> list[bodies.ScrapeTarget]:
     """Return the control port of each node that is not gone, with the label ``node``."""
     return [
-        wire.ScrapeTarget(targets=[urlsplit(each.control_url).netloc], labels={"node": each.node})
+        bodies.ScrapeTarget(targets=[urlsplit(each.control_url).netloc], labels={"node": each.node})
         async for each in all_nodes(service)
         if each.state != "gone"
     ]
@@ -101,10 +102,12 @@ async def targets(service: Service) -> list[wire.ScrapeTarget]:
         s424="This life of the node is over; its agent registers as a new incarnation.",
     ),
 )
-async def register_node(body: wire.RegisterNode, service: Service, request: Request) -> wire.Lease:
+async def register_node(
+    body: bodies.RegisterNode, service: Service, request: Request
+) -> bodies.Lease:
     """Start the node's lease. May be repeated; a restarted agent takes its name back."""
     peers = await service.register_node(body)
-    lease: wire.Lease = request.app.state.lease
+    lease: bodies.Lease = request.app.state.lease
     return lease.model_copy(update={"peers": peers})
 
 
@@ -123,7 +126,7 @@ async def remove_node(
     request: Request,
     incarnation: Incarnation = None,
     force: Force = False,
-) -> wire.Empty:
+) -> bodies.Empty:
     """End the lease at once; ranks that are still registered through the node are lost.
 
     A node removes itself, by its incarnation; doing it again is fine. An operator removes any node
@@ -139,7 +142,7 @@ async def remove_node(
         )
     else:
         await service.remove_node(node, incarnation)
-    return wire.Empty()
+    return bodies.Empty()
 
 
 @router.post(
@@ -150,8 +153,8 @@ async def remove_node(
         s403="The request came without the admin token.", s404="There is no such node."
     ),
 )
-async def drain_node(node: NodeName, service: Service, request: Request) -> wire.Draining:
-    """Make a node take no more ranks; its ranks of elastic groups leave at their next edge.
+async def drain_node(node: NodeName, service: Service, request: Request) -> bodies.Draining:
+    """Make a node take no more ranks; its ranks of elastic groups leave at their next boundary.
 
     Answers at once; repeat it until no rank is left. A node drains until its agent is restarted.
     """
@@ -163,10 +166,12 @@ async def drain_node(node: NodeName, service: Service, request: Request) -> wire
     "/nodes",
     tags=["nodes"],
     summary="List the nodes",
-    response_model=wire.NodeList,
+    response_model=bodies.NodeList,
     responses=_errors(),
 )
-async def nodes(service: Service, after: After = "", limit: Limit = wire.DEFAULT_PAGE) -> Response:
+async def nodes(
+    service: Service, after: After = "", limit: Limit = bodies.DEFAULT_PAGE
+) -> Response:
     """Return one page of the nodes that are registered, or were within the last hour."""
     return _encoded(await service.nodes(after, limit))
 
@@ -180,16 +185,16 @@ async def nodes(service: Service, after: After = "", limit: Limit = wire.DEFAULT
         s409="The rank is taken, or the parameters are not those of the group.",
     ),
 )
-async def join(group: GroupName, body: wire.JoinGroup, service: Service) -> wire.Joined:
+async def join(group: GroupName, body: bodies.JoinGroup, service: Service) -> bodies.Joined:
     """Register a rank. The first rank of a group fixes its parameters. May be repeated.
 
     A group that runs takes in further ranks if it was opened with ``max_world``.
     """
     seated = await service.join(group, body)
-    return wire.Joined(epoch=seated.epoch, ready=seated.ready)
+    return bodies.Joined(opening=seated.opening, ready=seated.ready)
 
 
-PlanAnswer = wire.PlanComplete | wire.RunningGroup | wire.PlanWaiting
+PlanAnswer = bodies.PlanComplete | bodies.RunningGroup | bodies.PlanWaiting
 
 
 @router.get(
@@ -197,20 +202,22 @@ PlanAnswer = wire.PlanComplete | wire.RunningGroup | wire.PlanWaiting
     tags=["groups"],
     summary="Wait for the plan",
     response_model=PlanAnswer,
-    responses=_errors(s410="The caller is not registered in that epoch (any more)."),
+    responses=_errors(s410="The caller is not registered in that opening (any more)."),
 )
 async def plan(
     group: GroupName,
-    epoch: Annotated[EpochNumber, Query(description="As the registration answered it.")],
+    opening: Annotated[
+        OpeningNumber, Query(alias="epoch", description="As the registration answered it.")
+    ],
     session: Session,
     service: Service,
     request: Request,
     wait: Wait = 0.0,
 ) -> Response:
     """Answer once the group is complete, or when the wait is over (a long poll)."""
-    found = await service.plan(group, epoch, session, wait)
-    bodies: PlanBodies = request.app.state.plan_bodies
-    return bodies.response(group, found, request.headers.get("accept-encoding", ""))
+    found = await service.plan(group, opening, session, wait)
+    plan_bodies: PlanBodies = request.app.state.plan_bodies
+    return plan_bodies.response(group, found, request.headers.get("accept-encoding", ""))
 
 
 @router.delete(
@@ -224,29 +231,31 @@ async def leave(
     rank: RankNumber,
     session: Session,
     service: Service,
-    reason: Annotated[wire.LeaveReason, Query(description="Why the rank leaves.")] = "finished",
+    reason: Annotated[bodies.LeaveReason, Query(description="Why the rank leaves.")] = "finished",
     ended: Annotated[
-        EpochNumber,
+        OpeningNumber,
         Query(description="The opening that its nodes say all others have left."),
     ] = 0,
     was_joining: Annotated[
         bool, Query(description="Its node may not know yet that the group is complete.")
     ] = False,
-) -> wire.Empty:
+) -> bodies.Empty:
     """Take a rank out of a group that is forming or complete, which goes on with the others."""
     leave = Leave(rank, session, Reason(reason), ended, was_joining=was_joining)
     await service.leave(group, leave)
-    return wire.Empty()
+    return bodies.Empty()
 
 
 @router.get(
     "/groups",
     tags=["groups"],
     summary="List the groups",
-    response_model=wire.GroupList,
+    response_model=bodies.GroupList,
     responses=_errors(),
 )
-async def groups(service: Service, after: After = "", limit: Limit = wire.DEFAULT_PAGE) -> Response:
+async def groups(
+    service: Service, after: After = "", limit: Limit = bodies.DEFAULT_PAGE
+) -> Response:
     """Return one page of the groups, with the present and the missing ranks of each."""
     return _encoded(await service.groups(after, limit))
 
@@ -255,26 +264,26 @@ async def groups(service: Service, after: After = "", limit: Limit = wire.DEFAUL
     "/groups/{group}",
     tags=["groups"],
     summary="Show a group",
-    response_model=wire.GroupAnswer,
+    response_model=bodies.GroupAnswer,
     responses=_errors(s404="There is no such group."),
 )
 async def group(group: GroupName, service: Service) -> Response:
     """Return the present and missing ranks, those that left, and the order of the nodes."""
     view = await service.group(group)
-    return _encoded(wire.GroupAnswer.model_construct(**dict(view)))
+    return _encoded(bodies.GroupAnswer.model_construct(**dict(view)))
 
 
 @router.get(
     "/incidents",
     tags=["incidents"],
     summary="List the incidents",
-    response_model=wire.IncidentList,
+    response_model=bodies.IncidentList,
     responses=_errors(),
 )
-async def incidents(service: Service, limit: Limit = wire.DEFAULT_PAGE) -> Response:
+async def incidents(service: Service, limit: Limit = bodies.DEFAULT_PAGE) -> Response:
     """Return what is wrong and what was, with the culprit: open incidents first, then the newest.
 
     The latest 512 are kept. One that its agent does not repeat for 15 seconds is taken to be over.
     """
     found = await service.incidents.latest(limit)
-    return _encoded(wire.IncidentList.model_validate({"incidents": found}))
+    return _encoded(bodies.IncidentList.model_validate({"incidents": found}))

@@ -13,7 +13,7 @@ from fastapi.security import HTTPBearer
 
 from allfold_control.messages import MAX_MESSAGE_BYTES
 from allfold_core.errors import ServiceError
-from allfold_orchestrator import __version__, background, wire
+from allfold_orchestrator import __version__, background, bodies
 from allfold_orchestrator.http import (
     api,
     dashboard,
@@ -80,7 +80,7 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
     app.state.metrics = found
     tokens = settings.credentials.tokens
     app.state.needs_token = bool(tokens)
-    app.state.lease = wire.Lease(
+    app.state.lease = bodies.Lease(
         lease_seconds=settings.lease_seconds, heartbeat_seconds=settings.heartbeat_seconds
     )
     app.include_router(_probes(app))
@@ -138,7 +138,7 @@ def _probes(app: FastAPI) -> APIRouter:
     async def checks() -> list[Check]:
         return [await _store_check(app.state.store), _sweeper_check(app.state.sweeper)]
 
-    return probes(wire.Version(service="allfold-orchestrator", version=__version__), checks)
+    return probes(bodies.Version(service="allfold-orchestrator", version=__version__), checks)
 
 
 async def _store_check(store: Store) -> Check:

@@ -17,14 +17,14 @@ from pydantic import Field, ValidationError
 
 from allfold_control import messages
 from allfold_core.errors import AllfoldError, ServiceError
-from allfold_core.schema import MESSAGE, EpochNumber, Name, Rank
+from allfold_core.schema import MESSAGE, Name, OpeningNumber, Rank
+from allfold_orchestrator.bodies import JoinGroup, LeaveReason
 from allfold_orchestrator.http.plan_bodies import PlanBodies
 from allfold_orchestrator.links.link import Link
 from allfold_orchestrator.membership.group_state import Leave, Reason
 from allfold_orchestrator.plan_waits import RECHECK_MAX_AGE
 from allfold_orchestrator.service import Orchestrator
 from allfold_orchestrator.store.failures import Refusal
-from allfold_orchestrator.wire import JoinGroup, LeaveReason
 from allfold_service.answers import invalid_request
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class LeaveBody(messages.Given):
     rank: Rank
     session: Name
     reason: LeaveReason
-    ended: EpochNumber = 0
+    ended: OpeningNumber = 0
     was_joining: bool = False
 
 
@@ -98,11 +98,11 @@ class LinkRequests:
         body = JoinBody.model_validate(ask.body)
         seated = await self._orchestrator.join(body.group, body)
         if not self._link.is_over:
-            self._begin(ask, self._wait(ask.number, body, seated.epoch), self._waiting)
+            self._begin(ask, self._wait(ask.number, body, seated.opening), self._waiting)
 
-    async def _wait(self, number: int, body: JoinBody, epoch: int) -> None:
+    async def _wait(self, number: int, body: JoinBody, opening: int) -> None:
         found = await self._orchestrator.plan(
-            body.group, epoch, body.session, body.wait, max_age=RECHECK_MAX_AGE
+            body.group, opening, body.session, body.wait, max_age=RECHECK_MAX_AGE
         )
         self._answer(number, self._plan_bodies.text(body.group, found))
 

@@ -11,7 +11,7 @@ from starlette.websockets import WebSocketDisconnect
 from allfold_control import messages
 from allfold_core.errors import ServiceError
 from allfold_core.schema import NAME_PATTERN
-from allfold_orchestrator import wire
+from allfold_orchestrator import bodies
 from allfold_orchestrator.http.link_requests import LinkRequests
 from allfold_orchestrator.links.control_links import ControlLinks, LifeIsOver, UnknownNode
 from allfold_orchestrator.links.link import Link, life_is_over
@@ -61,7 +61,7 @@ async def _opened(socket: WebSocket, links: ControlLinks, node: str) -> Link:
 
 async def _serve(socket: WebSocket, links: ControlLinks, opened: Link) -> None:
     sending = asyncio.create_task(_send(socket, opened))
-    lease: wire.Lease = socket.app.state.lease
+    lease: bodies.Lease = socket.app.state.lease
     silent_seconds = max(SILENT_SECONDS, SILENT_BEATS * lease.heartbeat_seconds)
     state = socket.app.state
     requests = LinkRequests(opened, state.orchestrator, state.plan_bodies)

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from allfold_core.errors import ServiceError
 from allfold_core.incident import Cause, merged
 from allfold_core.survival.suspicion import RecentMaximum
-from allfold_orchestrator import __version__, wire
+from allfold_orchestrator import __version__, bodies
 from allfold_orchestrator.http import catalogue
 from allfold_orchestrator.links.control_links import ControlLinks
 from allfold_orchestrator.membership.nodes import REASONS
@@ -98,8 +98,8 @@ class Stored:
     """One look at the store."""
 
     generation: int = 0
-    nodes: list[wire.NodeView] = field(default_factory=list)
-    groups: list[wire.GroupView] = field(default_factory=list)
+    nodes: list[bodies.NodeView] = field(default_factory=list)
+    groups: list[bodies.GroupView] = field(default_factory=list)
 
 
 class Metrics:
@@ -198,20 +198,20 @@ class Metrics:
             )
 
 
-async def all_nodes(service: Orchestrator) -> AsyncIterator[wire.NodeView]:
+async def all_nodes(service: Orchestrator) -> AsyncIterator[bodies.NodeView]:
     """Yield every node that is here, or was within the last hour."""
     after: str | None = ""
     while after is not None:
-        page = await service.nodes(after, wire.MAX_PAGE)
+        page = await service.nodes(after, bodies.MAX_PAGE)
         for each in page.nodes:
             yield each
         after = page.next
 
 
-async def _all_groups(service: Orchestrator) -> AsyncIterator[wire.GroupView]:
+async def _all_groups(service: Orchestrator) -> AsyncIterator[bodies.GroupView]:
     after: str | None = ""
     while after is not None:
-        page = await service.groups(after, wire.MAX_PAGE)
+        page = await service.groups(after, bodies.MAX_PAGE)
         for each in page.groups:
             yield each
         after = page.next
@@ -232,7 +232,7 @@ def _look_at_stored(values: Values, stored: Stored) -> None:
     values.put(catalogue.RANKS_MISSING, missing)
 
 
-def _present(nodes: Sequence[wire.NodeView]) -> list[wire.NodeView]:
+def _present(nodes: Sequence[bodies.NodeView]) -> list[bodies.NodeView]:
     return [node for node in nodes if node.state != "gone"]
 
 

@@ -15,9 +15,9 @@ from starlette.responses import Response
 from allfold_control.records import record_fields
 from allfold_core.plan import Plan
 from allfold_core.survival.term_record import TermRecord
+from allfold_orchestrator.bodies import PlanComplete, PlanWaiting, RunningGroup
 from allfold_orchestrator.membership.group_state import GroupState
 from allfold_orchestrator.views import held_by
-from allfold_orchestrator.wire import PlanComplete, PlanWaiting, RunningGroup
 
 Found = Plan | TermRecord | GroupState
 
@@ -96,7 +96,7 @@ def encode(found: Found) -> bytes:
     forming = found.forming
     assert forming is not None, "who waits for a plan has a seat in a formation"
     waiting = PlanWaiting(
-        epoch=forming.epoch,
+        opening=forming.opening,
         present=sorted(forming.seats),
         missing=forming.missing,
         gave_up=forming.gave_up,

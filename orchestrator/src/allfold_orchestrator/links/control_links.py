@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from allfold_control import messages
 from allfold_core.errors import ServiceError
-from allfold_core.survival.term_record import Registration, StoreLife, TermRecord
+from allfold_core.survival.term_record import Life, TermRecord
 from allfold_orchestrator.links.detector_runner import TICK_SECONDS, DetectorRunner, Dial
 from allfold_orchestrator.links.dial import dial
 from allfold_orchestrator.links.known_terms import KnownTerms
@@ -24,11 +24,10 @@ from allfold_orchestrator.links.link import Connected, Link
 from allfold_orchestrator.membership.group_state import (
     AgentRegistered,
     AgentRegisters,
-    Life,
     LossShown,
+    StoreLife,
 )
 from allfold_orchestrator.membership.reports import term_record
-from allfold_orchestrator.membership.suspects import SuspicionKind
 from allfold_orchestrator.service import Orchestrator
 from allfold_orchestrator.store.store import Store
 
@@ -145,7 +144,7 @@ class ControlLinks:
             case messages.Told():
                 await self._keep_incident(link, message.incident)
             case messages.Withdraw():
-                suspected, kind = (message.node, message.incarnation), SuspicionKind(message.kind)
+                suspected, kind = (message.node, message.incarnation), message.kind
                 self._runner.detector.withdrawn(link.life, suspected, kind)
             case messages.Alive() | messages.Ask():
                 pass  # no answer to a probe of this replica; a request, which another part takes
@@ -166,11 +165,11 @@ class ControlLinks:
         for held in request.groups:
             link.groups.setdefault(held.group, None)
             while True:
-                said = await self._report(link.life, request, held, life)
-                if not isinstance(said, LossShown):
+                outcome = await self._report(link.life, request, held, life)
+                if not isinstance(outcome, LossShown):
                     break
-                life = await self._store.lives.outgrow(max(said.reported, life.generation))
-            if said.is_out:
+                life = await self._store.lives.outgrow(max(outcome.reported, life.generation))
+            if outcome.is_out:
                 out.append(held.group)
         link.generation = life.generation
         link.groups = dict.fromkeys(link.groups)  # it drops what comes before this answer
@@ -186,17 +185,19 @@ class ControlLinks:
     async def _report(
         self, node: Life, request: messages.Register, held: messages.Held, life: StoreLife
     ) -> AgentRegistered | LossShown:
-        report = Registration(node, request.generation, held.record, held.is_out)
         until = self._store.clock.now() + self._store.nodes.lease_seconds
+        report = AgentRegisters(
+            node, request.generation, held.record, life, until, is_out=held.is_out
+        )
         try:
-            said = await self._store.groups.submit(held.group, AgentRegisters(report, life, until))
+            outcomes = await self._store.groups.submit(held.group, report)
         except ServiceError as error:
             if not error.details.get("unreadable"):
                 raise
             return AgentRegistered(is_out=False)  # for all that is known
-        for each in said or ():
-            if isinstance(each, AgentRegistered | LossShown):
-                return each
+        for outcome in outcomes or ():
+            if isinstance(outcome, AgentRegistered | LossShown):
+                return outcome
         raise AssertionError("a report is always answered")
 
     async def _beat(self, link: Link, beat: messages.Beat) -> None:
@@ -232,9 +233,9 @@ class ControlLinks:
                 await self._take_up(group)
         members = self._terms.members_with(suspected)
         if link.life in members and suspected != link.life:
-            kind, by = SuspicionKind(suspicion.kind), link.life
+            kind, by = suspicion.kind, link.life
             facts = {"node": suspected[0], "by": by[0], "seconds": round(suspicion.since, 3)}
-            log.info("node suspected: %s", kind.value, extra=facts)
+            log.info("node suspected: %s", kind, extra=facts)
             self._runner.suspect(by, suspected, kind, members, suspicion.lag)
 
     # Terms
@@ -324,7 +325,7 @@ class ControlLinks:
         )
 
     def _recall_if_new(self, life: StoreLife) -> None:
-        """Let all agents register again if the store has begun another generation."""
+        """Ask all agents to register again if the store has begun another generation."""
         if life.generation <= self._generation:
             return
         self._generation = life.generation
@@ -340,7 +341,7 @@ class ControlLinks:
     # The background task
 
     async def run(self) -> None:
-        """Announce, judge and look after the store's generation, until cancelled."""
+        """Announce terms, decide on suspects and watch the store's generation, until cancelled."""
         looked = float("-inf")
         while True:
             await self._pause()
@@ -364,7 +365,7 @@ class ControlLinks:
     async def _pause(self) -> None:
         """Wait for something to do."""
         self._wake.clear()
-        is_due = self._is_due or self._runner.has_unannounced  # while others were judged
+        is_due = self._is_due or self._runner.has_unannounced  # while suspects were decided on
         if is_due and not self._has_failed:
             return
         is_busy = self._has_failed or not self._runner.is_idle
@@ -373,7 +374,7 @@ class ControlLinks:
                 await self._wake.wait()
 
     def close(self) -> None:
-        """Let go of everything; the process ends."""
+        """Close all links and stop the failure detector; the process ends."""
         self._runner.close()
         for link in self._links.values():
             link.close()

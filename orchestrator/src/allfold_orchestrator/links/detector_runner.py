@@ -10,12 +10,12 @@ from time import monotonic
 
 from allfold_control import messages
 from allfold_core.errors import ServiceError
-from allfold_core.survival.term_record import TermRecord
+from allfold_core.survival.suspicion import SuspicionKind
+from allfold_core.survival.term_record import Life, TermRecord
 from allfold_orchestrator.links.dial import Dialled
 from allfold_orchestrator.links.known_terms import KnownTerms
 from allfold_orchestrator.links.link import Connected
 from allfold_orchestrator.membership.failure_detector import FailureDetector
-from allfold_orchestrator.membership.group_state import Life
 from allfold_orchestrator.membership.reports import term_record
 from allfold_orchestrator.membership.suspects import (
     Ask,
@@ -23,7 +23,6 @@ from allfold_orchestrator.membership.suspects import (
     Evict,
     Instruction,
     Probe,
-    SuspicionKind,
 )
 from allfold_orchestrator.membership.terms import may_evict
 from allfold_orchestrator.service import Orchestrator
@@ -106,7 +105,7 @@ class DetectorRunner:
             self._lag_watch = self._spawn(self._watch_lag())
 
     async def _watch_lag(self) -> None:
-        """Let it wait longer by as much as this process is late itself, or was frozen."""
+        """Extend the detector's waits by as much as this process itself is late, or was frozen."""
         while not self.is_idle:
             begun = monotonic()
             await asyncio.sleep(TICK_SECONDS)
@@ -141,7 +140,7 @@ class DetectorRunner:
             self._spawn(self._look_for(life, url))
 
     async def _look_for(self, life: Life, url: str) -> None:
-        """Dial a node until it answers, or refuses, or is judged: one that dies resets at first."""
+        """Dial a suspect until it answers, refuses or is decided on; a dying one first resets."""
         while await self._dial_once(life, url) is Dialled.SILENT:
             await asyncio.sleep(REDIAL_SECONDS)
             if life not in self.detector.suspected_lives:
@@ -167,7 +166,7 @@ class DetectorRunner:
         return info is not None and info.incarnation != life[1] and info.control_url == url
 
     async def _ask_all_replicas(self) -> None:
-        """Let the suspect be probed on their links, whichever replica has them.
+        """Ask every replica to probe the suspects on the links that it has.
 
         The lease is read first: whatever extends it from then on is a sign of life.
         """
@@ -187,7 +186,7 @@ class DetectorRunner:
             if lease is not None and lease != self._leases.get(life, lease):
                 self.execute(self.detector.answered(monotonic(), life, float("inf")))
 
-    # Verdicts
+    # Decisions
 
     async def decide_if_due(self) -> None:
         """Decide what is due, if it is this replica's turn, and carry it out."""
@@ -195,7 +194,7 @@ class DetectorRunner:
         await self._listen_to_others()
         now = monotonic()
         if self.detector.is_due(now) and self.detector.is_due(now, self._protected()):
-            async with self._store.judging.turn() as turn:
+            async with self._store.decisions.turn() as turn:
                 if turn is not None:
                     await self._decide(turn)
         await self._carry_out([*self._proven.values()])
@@ -228,7 +227,7 @@ class DetectorRunner:
         await self._carry_out(evictions, turn)
 
     async def _groups_concerned(self) -> set[str]:
-        """Return the groups of those who may be judged, and no others: a turn is short."""
+        """Return the groups of the lives in question, and no others: a turn is short."""
         lives = self.detector.lives_in_question
         seated = await asyncio.gather(*(self._store.nodes.groups_of(*life) for life in lives))
         return set[str]().union(*seated, *map(self._terms.groups_of, lives))
@@ -285,7 +284,9 @@ class DetectorRunner:
             if await self._store.nodes.evict(*life, how, turn=turn):
                 log.warning("node lost: %s", how, extra={"node": life[0]})
         except TurnIsOver:
-            log.info("node %s is judged again: the turn of this replica was over before", life[0])
+            log.info(
+                "node %s is decided on again: the turn of this replica was over before", life[0]
+            )
             return False
         return True
 

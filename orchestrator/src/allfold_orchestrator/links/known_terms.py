@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable
 
-from allfold_core.survival.term_record import TermRecord
-from allfold_orchestrator.membership.group_state import Life
+from allfold_core.survival.term_record import Life, TermRecord
 from allfold_orchestrator.membership.terms import may_evict
 
 
@@ -89,4 +88,4 @@ class KnownTerms:
 
 def _without_seats(record: TermRecord) -> tuple[object, ...]:
     """Return the fields that differ between two records of a group, except for their seats."""
-    return record.epoch, record.term.number, record.generation, record.recall
+    return record.opening, record.term.number, record.generation, record.recall

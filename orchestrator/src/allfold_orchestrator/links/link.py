@@ -8,8 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from allfold_control.messages import Probe, Registered, dump
-from allfold_core.survival.term_record import TermRecord
-from allfold_orchestrator.membership.group_state import Life
+from allfold_core.survival.term_record import Life, TermRecord
 
 MAX_WAITING = 4096
 """Messages that an agent has not taken yet; one that lags further behind links anew."""
@@ -18,7 +17,7 @@ END_KNOWN_SECONDS = 15.0
 """Within so long agents know by themselves that a group is over, and have closed it."""
 
 AnnouncedTerm = tuple[int, int, int]
-"""Epoch, number and generation of the term that an agent was told of."""
+"""Opening, number and generation of the term that an agent was told of."""
 
 
 def life_is_over(how: str) -> str:
@@ -72,7 +71,7 @@ class Link:
 
     def is_due(self, group: str, record: TermRecord) -> bool:
         """Return True if the agent is to be told of this term; note that it is."""
-        told = (record.epoch, record.term.number, record.generation)
+        told = (record.opening, record.term.number, record.generation)
         if not self._is_concerned(group, record) or self.groups.get(group) == told:
             return False
         self.groups[group] = told

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from allfold_orchestrator.membership.group_state import Life
+from allfold_core.survival.term_record import Life
 
 LATELY_SECONDS = 1.0
 """A member that has heard a node within this time is a witness that it lives."""

@@ -15,10 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from allfold_core.survival.suspicion import LONGEST_PATIENCE_SECONDS, PATIENCE_SECONDS
+from allfold_core.survival.suspicion import (
+    LONGEST_PATIENCE_SECONDS,
+    PATIENCE_SECONDS,
+    SuspicionKind,
+)
+from allfold_core.survival.term_record import Life
 from allfold_orchestrator.membership.eviction_set import Link, eviction_set_of_some
 from allfold_orchestrator.membership.evidence import Evidence
-from allfold_orchestrator.membership.group_state import Life
 from allfold_orchestrator.membership.suspects import (
     Ask,
     Cleared,
@@ -29,7 +33,6 @@ from allfold_orchestrator.membership.suspects import (
     Probe,
     SilentLink,
     SuspectedLife,
-    SuspicionKind,
 )
 
 CONFIRM_SECONDS = 0.5
@@ -73,18 +76,18 @@ class FailureDetector:
         """
         suspect = self._open(now, life, lag)
         until = now + self._confirm(life, now) + lag
-        if kind is SuspicionKind.STUCK:
+        if kind == "stuck":
             suspect.stuck_until = max(suspect.stuck_until, until)
         elif not suspect.is_missed:
             suspect.wait_for_life(until)
         suspect.add(reporter, kind)
-        if kind is not SuspicionKind.STUCK:
+        if kind != "stuck":
             self._links.setdefault((reporter, life), SilentLink(now, until, lag))
         return self._proof(life, suspect) or [Probe(life, self._others(life, reporter, members))]
 
     def withdrawn(self, reporter: Life, life: Life, kind: SuspicionKind) -> None:
         """A reporter takes back what it has said: the node was heard, or does its part again."""
-        if kind is not SuspicionKind.STUCK:
+        if kind != "stuck":
             self._links.pop((reporter, life), None)
         suspect = self._suspects.get(life)
         if suspect is None:
@@ -206,7 +209,7 @@ class FailureDetector:
 
     @property
     def lives_in_question(self) -> set[Life]:
-        """The lives that may be judged: the suspects, and both ends of silent links."""
+        """The lives that a decision may evict: the suspects, and both ends of silent links."""
         return self.suspected_lives.union(*self._links)
 
     @property
@@ -220,7 +223,7 @@ class FailureDetector:
             suspect.due
             for life, suspect in self._suspects.items()
             if life not in protected
-            or not suspect.suspicions  # it is not judged, and need not stay open
+            or not suspect.suspicions  # there is nothing to decide, and it need not stay open
         )
         aside = self._looked_for.union(protected)
         links = (link.due for pair, link in self._links.items() if not aside.intersection(pair))
@@ -317,7 +320,7 @@ class FailureDetector:
 
     @property
     def _looked_for(self) -> set[Life]:
-        """The lives of which a sign is waited for: their links are not judged before."""
+        """The lives of which a sign is awaited: their links are not decided on before."""
         return {
             life
             for life, suspect in self._suspects.items()

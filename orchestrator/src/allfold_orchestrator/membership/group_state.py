@@ -1,9 +1,9 @@
 """The state of one group, its events and its instructions. Values only, no behaviour.
 
-Ranks take seats in a :class:`Formation`; when every seat is taken it becomes an :class:`Epoch` with
-a plan. When a rank leaves the epoch goes on with the others, and it is over when the last one has
-left. The next formation may open as soon as the first one left, but becomes an epoch only when the
-last one has: until then the name is taken.
+Ranks take seats in a :class:`Formation`; when every seat is taken it becomes an :class:`Opening`
+with a plan. When a rank leaves the opening goes on with the others, and it is over when the last
+one has left. The next formation may begin as soon as the first one left, but becomes an opening
+only when the last one has: until then the name is taken.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any, Self
 from allfold_core.errors import AllfoldError
 from allfold_core.group_options import GroupOptions
 from allfold_core.plan import Plan
-from allfold_core.survival.term_record import Life as Life
-from allfold_core.survival.term_record import Registration, StoreLife, TermRecord
+from allfold_core.survival.term_record import Life, TermRecord
+from allfold_core.topology import Member
 from allfold_orchestrator.membership.rank_map import RankMap
 
 
@@ -55,20 +55,21 @@ class NodeInfo:
     cores: int = 0
     version: str = ""
 
-    def to_dict(self) -> dict[str, str | float]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the fields by name."""
-        return {
-            "node": self.node,
-            "incarnation": self.incarnation,
-            "control_url": self.control_url,
-            "data_address": self.data_address,
-            "device_type": self.device_type,
-            "zone": self.zone,
-            "latency": self.latency,
-            "bandwidth": self.bandwidth,
-            "cores": self.cores,
-            "version": self.version,
-        }
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    def member(self, ranks: Iterable[int] = ()) -> Member:
+        """Return it as a node of a plan."""
+        return Member(
+            node=self.node,
+            control_url=self.control_url,
+            data_address=self.data_address,
+            ranks=tuple(ranks),
+            device_type=self.device_type,
+            zone=self.zone,
+            incarnation=self.incarnation,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +115,14 @@ class LinkSettings:
 
 @dataclass(frozen=True, slots=True)
 class Formation:
-    """An epoch in the making: the first rank fixed ``params``, the others must bring the same.
+    """An opening in the making: the first rank fixed ``params``, the others must bring the same.
 
     ``departed`` are the ranks that had a seat, gave it up, and have not come again.
     ``generation`` is that of the store when the last rank of them all came. ``refused`` is what the
     last rank was told that did not fit: those that wait for it hear of it when their time is over.
     """
 
-    epoch: int
+    opening: int
     params: GroupParams
     links: LinkSettings
     seats: RankMap[RankSeat] = field(default_factory=RankMap)
@@ -156,8 +157,8 @@ def params_of(plan: Plan) -> GroupParams:
 
 
 @dataclass(frozen=True, slots=True)
-class Epoch:
-    """A completed membership: its plan, its seats, and the ranks that have left, and why."""
+class Opening:
+    """A completed opening: its plan, its seats, and the ranks that have left, and why."""
 
     plan: Plan
     seats: RankMap[RankSeat]
@@ -197,26 +198,26 @@ class GroupState:
 
     Attributes:
         group: its name.
-        last_epoch: the highest epoch ever used under this name; never falls.
-        recalled: the highest epoch that is known from the agents' reports alone, because the
+        last_opening: the highest opening ever used under this name; never falls.
+        recalled: the highest opening that is known from the agents' reports alone, because the
             orchestrator lost its own state; 0 if there is none.
-        forming: the next epoch, while ranks are missing or the current one still has some.
-        current: the last epoch that was completed.
+        forming: the next opening, while ranks are missing or the current one still has some.
+        current: the last opening that was completed.
         term: the nodes that decide together in ``current``, until its last rank has left. Its
             seats are those of ``current``; without one, because the orchestrator lost it, they
             are what agents reported.
     """
 
     group: str
-    last_epoch: int = 0
+    last_opening: int = 0
     recalled: int = 0
     forming: Formation | None = None
-    current: Epoch | None = None
+    current: Opening | None = None
     term: TermRecord | None = None
 
     @property
     def is_free(self) -> bool:
-        """True if no rank of a completed epoch has the name."""
+        """True if no rank of a completed opening has the name."""
         return self.term is None and (self.current is None or self.current.closed)
 
     @property
@@ -226,6 +227,14 @@ class GroupState:
 
 
 # Events: what can happen to a group.
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLife:
+    """One life of the store: its generation, and the server's own name for this life of it."""
+
+    generation: int
+    run_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,23 +295,31 @@ class NodesLost:
 
 @dataclass(frozen=True, slots=True)
 class NodeHolds:
-    """A node reports an epoch of this group that it is running."""
+    """A node reports an opening of this group that it is running."""
 
     node: str
-    epoch: int
+    opening: int
 
 
 @dataclass(frozen=True, slots=True)
 class AgentRegisters:
     """An agent says which term of this group it has taken.
 
-    ``store`` is the store's life with which it registers, and ``until`` the end of the grace in
-    which others may do so, if this is how the loss of a record is found.
+    Attributes:
+        life: the node, in its incarnation.
+        generation: of the store with which it registered last; 0 before the first time.
+        held: the newest term that it has taken, with the generation in which it was announced.
+        store: the store's life with which it registers now.
+        until: the end of the grace in which others may do so, if a loss of the record shows here.
+        is_out: a term has left it out, so it takes part in nothing.
     """
 
-    report: Registration
+    life: Life
+    generation: int
+    held: TermRecord
     store: StoreLife
     until: float
+    is_out: bool = False
 
 
 Event = Join | Leave | NodesLost | NodeHolds | AgentRegisters
@@ -313,10 +330,10 @@ Event = Join | Leave | NodesLost | NodeHolds | AgentRegisters
 
 @dataclass(frozen=True, slots=True)
 class Seated:
-    """The rank has its seat, in an epoch that is forming or (``ready``) complete."""
+    """The rank has its seat, in an opening that is forming or (``ready``) complete."""
 
     rank: int
-    epoch: int
+    opening: int
     ready: bool
 
 
@@ -331,16 +348,16 @@ class PlanReady:
 class SeatsFreed:
     """Seats of a formation are free again."""
 
-    epoch: int
+    opening: int
     ranks: tuple[int, ...]
     reason: Reason
 
 
 @dataclass(frozen=True, slots=True)
 class RanksDeparted:
-    """Ranks of a completed epoch have left it."""
+    """Ranks of a completed opening have left it."""
 
-    epoch: int
+    opening: int
     ranks: tuple[int, ...]
     reason: Reason
 

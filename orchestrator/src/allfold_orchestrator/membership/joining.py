@@ -13,16 +13,15 @@ from dataclasses import dataclass, field, replace
 from allfold_core.errors import AllfoldError, GroupFull, RegisterParamsMismatch, ServiceError
 from allfold_core.schema import work_together
 from allfold_core.survival.records import Seat
-from allfold_core.survival.term_record import TermRecord, Voter
+from allfold_core.survival.term_record import Life, TermRecord
 from allfold_core.verdict import counted
 from allfold_orchestrator.membership.group_state import (
-    Epoch,
     GroupParams,
     GroupState,
     Join,
     Leave,
-    Life,
     NodeInfo,
+    Opening,
     Outcome,
     RankSeat,
     Reason,
@@ -77,7 +76,7 @@ class SeatFinder:
 
 @dataclass(frozen=True, slots=True)
 class Finders:
-    """One index for the current epoch and one for the next: sharing one would rebuild it."""
+    """One index for the current opening and one for the next: sharing one would rebuild it."""
 
     current: SeatFinder = field(default_factory=SeatFinder)
     forming: SeatFinder = field(default_factory=SeatFinder)
@@ -87,7 +86,7 @@ def running_params(state: GroupState) -> GroupParams | None:
     """Return the parameters of a group that runs; ``None`` where none does, or they are lost."""
     if state.term is None:
         return None
-    if state.current is not None and state.current.plan.epoch == state.term.epoch:
+    if state.current is not None and state.current.plan.opening == state.term.opening:
         return state.current.params
     return None if state.term.plan is None else params_of(state.term.plan)
 
@@ -111,7 +110,7 @@ def is_unclaimed(state: GroupState, join: Join) -> bool:
 def is_known(state: GroupState, join: Join) -> bool:
     """Return True if what is recorded of a group that runs is what its nodes know.
 
-    Where its epoch was lost too, each of them has yet to report which of its ranks have left.
+    Where its opening was lost too, each of them has yet to report which of its ranks have left.
     """
     if state.current is not None or state.term is None:
         return not is_unclaimed(state, join)
@@ -152,7 +151,7 @@ def join_running(state: GroupState, join: Join) -> Outcome:
     assert record is not None and params is not None, "the group runs"
     known = _seat_of(state, join.seat.session)
     if known is not None:  # the answer to the first join was lost
-        return state, (Seated(known, record.epoch, ready=True),)
+        return state, (Seated(known, record.opening, ready=True),)
     refusal = (
         _not_now(state.group, record, join)
         or _other_release(state, join)
@@ -162,9 +161,9 @@ def join_running(state: GroupState, join: Join) -> Outcome:
         return state, (Rejected(refusal),)
     node = join.seat.node
     if not record.has(join.seat.life):
-        record = admit(record, node.node, _voter(node))
+        record = admit(record, node.member())
     rank, state = _with_seat(replace(state, term=record), join.seat)
-    return state, (Seated(rank, record.epoch, ready=True),)
+    return state, (Seated(rank, record.opening, ready=True),)
 
 
 def without_node_of(before: GroupState, state: GroupState, leave: Leave) -> GroupState:
@@ -184,10 +183,6 @@ def without_node_of(before: GroupState, state: GroupState, leave: Leave) -> Grou
     if narrowed is None:
         return state
     return replace(state, term=replace(narrowed, seats=()) if _of_term(state) else narrowed)
-
-
-def _voter(info: NodeInfo) -> Voter:
-    return Voter(info.incarnation, info.data_address, info.control_url, info.device_type, info.zone)
 
 
 def _not_now(group: str, record: TermRecord, join: Join) -> AllfoldError | None:
@@ -231,10 +226,10 @@ def other_release(
 
 
 def _other_release(state: GroupState, join: Join) -> AllfoldError | None:
-    epoch = _of_term(state)
-    if epoch is None:  # the store has lost the seats, and no agent's record has versions
+    opening = _of_term(state)
+    if opening is None:  # the store has lost the seats, and no agent's record has versions
         return None
-    return other_release(state.group, epoch.present, join.seat.node)
+    return other_release(state.group, opening.present, join.seat.node)
 
 
 def _full(state: GroupState, params: GroupParams, join: Join) -> AllfoldError | None:
@@ -250,39 +245,39 @@ def _full(state: GroupState, params: GroupParams, join: Join) -> AllfoldError | 
     )
 
 
-def _of_term(state: GroupState) -> Epoch | None:
-    """Return the epoch in which the term's seats are, unless the orchestrator has lost it."""
+def _of_term(state: GroupState) -> Opening | None:
+    """Return the opening in which the term's seats are, unless the orchestrator has lost it."""
     current, term = state.current, state.term
-    return current if current and term and current.plan.epoch == term.epoch else None
+    return current if current and term and current.plan.opening == term.opening else None
 
 
 def _present(state: GroupState) -> list[str]:
-    epoch, term = _of_term(state), state.term
-    if epoch is not None:
-        return [seat.session for seat in epoch.present.values()]
+    opening, term = _of_term(state), state.term
+    if opening is not None:
+        return [seat.session for seat in opening.present.values()]
     return [seat.session for seat in term.seats] if term else []
 
 
 def _seat_of(state: GroupState, session: str) -> int | None:
-    epoch = _of_term(state)
-    if epoch is None:
+    opening = _of_term(state)
+    if opening is None:
         sessions = _present(state)
         return sessions.index(session) if session in sessions else None
-    seats = epoch.present.items()
+    seats = opening.present.items()
     return next((rank for rank, seat in seats if seat.session == session), None)
 
 
 def _with_seat(state: GroupState, seat: RankSeat) -> tuple[int, GroupState]:
     """Return the number of a free seat, and the group in which it is taken."""
-    epoch, term = _of_term(state), state.term
+    opening, term = _of_term(state), state.term
     assert term is not None
-    if epoch is None:
+    if opening is None:
         seats = (*term.seats, Seat(seat.session, seat.node.node))
         return len(term.seats), replace(state, term=replace(term, seats=seats))
-    rank = min(epoch.departed, default=len(epoch.seats))
-    epoch = replace(
-        epoch,
-        seats=epoch.seats.updated({rank: seat}),
-        departed=epoch.departed.without((rank,)),
+    rank = min(opening.departed, default=len(opening.seats))
+    opening = replace(
+        opening,
+        seats=opening.seats.updated({rank: seat}),
+        departed=opening.departed.without((rank,)),
     )
-    return rank, replace(state, current=epoch)
+    return rank, replace(state, current=opening)

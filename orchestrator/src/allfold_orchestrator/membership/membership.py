@@ -14,9 +14,9 @@ from itertools import chain
 
 from allfold_core.errors import AllfoldError
 from allfold_core.survival.plans import first_record
+from allfold_core.survival.term_record import Life
 from allfold_orchestrator.membership.group_state import (
     AgentRegisters,
-    Epoch,
     Event,
     Formation,
     GroupParams,
@@ -24,8 +24,8 @@ from allfold_orchestrator.membership.group_state import (
     Instruction,
     Join,
     Leave,
-    Life,
     NodesLost,
+    Opening,
     Outcome,
     PlanReady,
     RanksDeparted,
@@ -74,15 +74,15 @@ def step(state: GroupState, event: Event) -> Outcome:
     if isinstance(event, Join):
         return _join(state, event)
     if isinstance(event, Leave):
-        left, said = _leave(state, event)
-        return without_node_of(state, left, event), said
+        left, outcomes = _leave(state, event)
+        return without_node_of(state, left, event), outcomes
     if isinstance(event, NodesLost):
         return _nodes_lost(state, event)
     if isinstance(event, AgentRegisters):
-        state, said = agent_registers(state, event)
+        state, outcomes = agent_registers(state, event)
         state, freed = _end_formation_beside(state)
         state, completed = _complete_if_possible(state, event.store.generation)
-        return state, said + freed + completed
+        return state, outcomes + freed + completed
     return node_holds(state, event)
 
 
@@ -91,13 +91,13 @@ def step(state: GroupState, event: Event) -> Outcome:
 
 def _join(state: GroupState, join: Join) -> Outcome:
     if state.forming is not None and _holds(state.forming.seats, join.rank, join.seat.session):
-        return _join_again(state, join, state.forming.params, state.forming.epoch, ready=False)
+        return _join_again(state, join, state.forming.params, state.forming.opening, ready=False)
     current = state.current
     if takes_in(state):
         error = None if is_unclaimed(state, join) else _other_terms(state, join)
         return _reject(state, error) if error else join_running(state, join)
     if current is not None and _still_in(current, join.rank, join.seat.session):
-        return _join_again(state, join, current.params, current.plan.epoch, ready=True)
+        return _join_again(state, join, current.params, current.plan.opening, ready=True)
     if join.rank is None:
         return _join(state, replace(join, rank=_free_rank(state, join)))
     error = _refusal(state, join)
@@ -121,17 +121,17 @@ def _other_terms(state: GroupState, join: Join) -> AllfoldError | None:
     asked = replace(join.params, world_size=params.world_size)  # of the opening, which is over
     if params == asked:
         return None
-    return params_mismatch(state.group, state.term.epoch, params, replace(join, params=asked))
+    return params_mismatch(state.group, state.term.opening, params, replace(join, params=asked))
 
 
 def _join_again(
-    state: GroupState, join: Join, params: GroupParams, epoch: int, *, ready: bool
+    state: GroupState, join: Join, params: GroupParams, opening: int, *, ready: bool
 ) -> Outcome:
     """Answer a repeated join, whose first reply was lost, in the same way."""
     assert join.rank is not None
     if params != join.params:
-        return _reject(state, params_mismatch(state.group, epoch, params, join))
-    return state, (Seated(join.rank, epoch, ready),)
+        return _reject(state, params_mismatch(state.group, opening, params, join))
+    return state, (Seated(join.rank, opening, ready),)
 
 
 def _refusal(state: GroupState, join: Join) -> AllfoldError | None:
@@ -158,9 +158,9 @@ def _refusal(state: GroupState, join: Join) -> AllfoldError | None:
     if (error := other_release(state.group, forming.seats, join.seat.node)) is not None:
         return error
     if forming.params != join.params:
-        return params_mismatch(state.group, forming.epoch, forming.params, join)
+        return params_mismatch(state.group, forming.opening, forming.params, join)
     holder = forming.seats.get(join.rank)
-    return rank_is_taken(state.group, forming.epoch, holder.node.node, join) if holder else None
+    return rank_is_taken(state.group, forming.opening, holder.node.node, join) if holder else None
 
 
 def _with_refusal(state: GroupState, error: AllfoldError) -> GroupState:
@@ -173,7 +173,7 @@ def _with_refusal(state: GroupState, error: AllfoldError) -> GroupState:
 def _take_seat(state: GroupState, join: Join) -> Outcome:
     assert join.rank is not None
     forming = state.forming or Formation(
-        _next_opening(state.last_epoch, join.generation),
+        _next_opening(state.last_opening, join.generation),
         join.params,
         join.links,
         generation=join.generation,
@@ -185,7 +185,7 @@ def _take_seat(state: GroupState, join: Join) -> Outcome:
         generation=max(forming.generation, join.generation),
     )
     state, completed = _complete_if_possible(replace(state, forming=forming))
-    return state, (Seated(join.rank, forming.epoch, ready=bool(completed)), *completed)
+    return state, (Seated(join.rank, forming.opening, ready=bool(completed)), *completed)
 
 
 def _next_opening(last: int, generation: int) -> int:
@@ -198,7 +198,7 @@ def _next_opening(last: int, generation: int) -> int:
 
 
 def _complete_if_possible(state: GroupState, generation: int = 0) -> Outcome:
-    """Make an epoch of a formation that has all its ranks, once the name is free.
+    """Make an opening of a formation that has all its ranks, once the name is free.
 
     Args:
         generation: of the store now, where it is known; agents that wait for the plan may have
@@ -211,9 +211,9 @@ def _complete_if_possible(state: GroupState, generation: int = 0) -> Outcome:
     plan = make_plan(state.group, forming)
     completed = replace(
         state,
-        last_epoch=forming.epoch,
+        last_opening=forming.opening,
         forming=None,
-        current=Epoch(plan, forming.seats),
+        current=Opening(plan, forming.seats),
         term=replace(first_record(plan), seats=()),
     )
     return completed, (PlanReady(plan),)
@@ -238,7 +238,7 @@ def _leave(state: GroupState, leave: Leave) -> Outcome:
     seat = None if forming is None else _seat_of(forming.seats, leave)
     if forming is not None and seat is not None:
         return _free_seats(state, forming, (seat,), leave.reason)
-    if state.term is not None and state.term.epoch == leave.ended:
+    if state.term is not None and state.term.opening == leave.ended:
         return _end(state, leave.reason)
     current = state.current
     rank = None if current is None else _rank_of(current, leave)
@@ -265,9 +265,9 @@ def _end(state: GroupState, reason: Reason) -> Outcome:
 
 
 def _forgotten(state: GroupState) -> bool:
-    """Return True if there was an epoch of which nobody knows (any more) who had a rank in it."""
-    known = 0 if state.current is None else state.current.plan.epoch
-    return known < state.last_epoch
+    """Return True if there was an opening of which nobody knows (any more) who had a rank in it."""
+    known = 0 if state.current is None else state.current.plan.opening
+    return known < state.last_opening
 
 
 def _free_seats(
@@ -277,17 +277,17 @@ def _free_seats(
     seats = forming.seats.without(ranks)
     departed = forming.departed.updated(dict.fromkeys(ranks, reason))
     remaining = replace(forming, seats=seats, departed=departed) if seats else None
-    return replace(state, forming=remaining), (SeatsFreed(forming.epoch, ranks, reason),)
+    return replace(state, forming=remaining), (SeatsFreed(forming.opening, ranks, reason),)
 
 
-def _depart(state: GroupState, epoch: Epoch, ranks: tuple[int, ...], reason: Reason) -> Outcome:
-    fresh = tuple(rank for rank in ranks if rank not in epoch.departed)
+def _depart(state: GroupState, opening: Opening, ranks: tuple[int, ...], reason: Reason) -> Outcome:
+    fresh = tuple(rank for rank in ranks if rank not in opening.departed)
     if not fresh:
         return state, ()
-    after = replace(epoch, departed=epoch.departed.updated(dict.fromkeys(fresh, reason)))
+    after = replace(opening, departed=opening.departed.updated(dict.fromkeys(fresh, reason)))
     term = None if after.closed else state.term
     return replace(state, current=after, term=term), (
-        RanksDeparted(epoch.plan.epoch, fresh, reason),
+        RanksDeparted(opening.plan.opening, fresh, reason),
     )
 
 
@@ -309,17 +309,17 @@ def _nodes_lost(state: GroupState, lost: NodesLost) -> Outcome:
     return state, departed + freed + completed
 
 
-def _ranks_of(seats: Epoch | Formation, lives: Iterable[Life]) -> tuple[int, ...]:
+def _ranks_of(seats: Opening | Formation, lives: Iterable[Life]) -> tuple[int, ...]:
     return tuple(sorted(rank for life in lives for rank in seats.ranks_of(life)))
 
 
 # Questions about seats
 
 
-def _rank_of(epoch: Epoch, leave: Leave) -> int | None:
+def _rank_of(opening: Opening, leave: Leave) -> int | None:
     """Return the number of the leaving rank's seat; its rank number may have changed since."""
-    if epoch.params.options.is_elastic or _holds(epoch.seats, leave.rank, leave.session):
-        return _seat_of(epoch.seats, leave)
+    if opening.params.options.is_elastic or _holds(opening.seats, leave.rank, leave.session):
+        return _seat_of(opening.seats, leave)
     return None
 
 
@@ -335,8 +335,8 @@ def _holds(seats: Mapping[int, RankSeat], rank: int | None, session: str) -> boo
     return seat is not None and seat.session == session
 
 
-def _still_in(epoch: Epoch, rank: int | None, session: str) -> bool:
-    return rank not in epoch.departed and _holds(epoch.seats, rank, session)
+def _still_in(opening: Opening, rank: int | None, session: str) -> bool:
+    return rank not in opening.departed and _holds(opening.seats, rank, session)
 
 
 def _reject(state: GroupState, error: AllfoldError) -> Outcome:

@@ -94,7 +94,6 @@ class NodeRecord:
     """A node as it registered; ``lost_at`` and ``lost_how`` are set once its life is over."""
 
     info: NodeInfo
-    version: str
     registered_at: float
     lost_at: float | None = None
     lost_how: str = ""
@@ -114,7 +113,7 @@ class NodeRecord:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form, which :meth:`from_dict` reads."""
-        return asdict(self)
+        return {**asdict(self), "version": self.info.version}  # twice, as older replicas read it
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> NodeRecord:
@@ -123,7 +122,9 @@ class NodeRecord:
         Raises:
             KeyError, TypeError: it is damaged.
         """
-        return cls(**{**data, "info": NodeInfo(**data["info"])})
+        content = dict(data)
+        info = {"version": content.pop("version"), **content.pop("info")}
+        return cls(NodeInfo(**info), **content)
 
 
 @dataclass(frozen=True, slots=True)

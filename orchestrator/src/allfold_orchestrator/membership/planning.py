@@ -33,7 +33,7 @@ def make_plan(group: str, formation: Formation) -> Plan:
     params = formation.params
     return Plan(
         group=group,
-        epoch=formation.epoch,
+        opening=formation.opening,
         world_size=params.world_size,
         members=members,
         tree_order=tree_order(members),
@@ -93,16 +93,4 @@ def members_of(seats: Mapping[int, RankSeat]) -> tuple[Member, ...]:
     for rank, seat in sorted(seats.items()):
         ranks_of.setdefault(seat.node.node, []).append(rank)
         nodes[seat.node.node] = seat.node
-    return tuple(_member(nodes[name], ranks) for name, ranks in ranks_of.items())
-
-
-def _member(info: NodeInfo, ranks: list[int]) -> Member:
-    return Member(
-        node=info.node,
-        control_url=info.control_url,
-        data_address=info.data_address,
-        ranks=tuple(ranks),
-        device_type=info.device_type,
-        zone=info.zone,
-        incarnation=info.incarnation,
-    )
+    return tuple(nodes[name].member(ranks) for name, ranks in ranks_of.items())

@@ -57,14 +57,14 @@ def world_out_of_range(group: str, join: Join, field: str, rule: str) -> Allfold
     )
 
 
-def rank_is_taken(group: str, epoch: int, holder: str, join: Join, why: str = "") -> AllfoldError:
+def rank_is_taken(group: str, opening: int, holder: str, join: Join, why: str = "") -> AllfoldError:
     """Return the error of a rank that another process has, on the node ``holder``."""
     return MultipleRegister(
         f"rank {join.rank} of group {group} is registered already, by another process on node "
         f"{holder} (the request came from node {join.seat.node.node}){why}; give every process its "
         f"own rank, another job another group ({_NAMING}), or end the other process first",
         group=group,
-        epoch=epoch,
+        epoch=opening,
         rank=join.rank,
         holder=holder,
         requester=join.seat.node.node,
@@ -73,22 +73,22 @@ def rank_is_taken(group: str, epoch: int, holder: str, join: Join, why: str = ""
 
 def group_is_full(state: GroupState, join: Join) -> AllfoldError:
     """Return the error of a rank that comes to a group which runs with all of its ranks."""
-    params, epoch, seats = *_opening(state), holders(state)
+    params, opening, seats = *_opening(state), holders(state)
     if params.options.key != join.params.options.key:
-        return _wrong_key(state.group, epoch, join)
+        return _wrong_key(state.group, opening, join)
     holder = None if join.rank is None else seats.get(join.rank)
     if holder is None:
-        return params_mismatch(state.group, epoch, params, join)
+        return params_mismatch(state.group, opening, params, join)
     why = f": the group runs, with {counted(len(seats), 'rank')} on {_listed(seats.values())}"
-    return rank_is_taken(state.group, epoch, holder, join, why)
+    return rank_is_taken(state.group, opening, holder, join, why)
 
 
 def _opening(state: GroupState) -> tuple[GroupParams, int]:
     """Return the parameters of a group that runs, and the number of its opening."""
     if state.current is not None:
-        return state.current.params, state.current.plan.epoch
+        return state.current.params, state.current.plan.opening
     assert state.term is not None and state.term.plan is not None, "it runs"
-    return params_of(state.term.plan), state.term.epoch
+    return params_of(state.term.plan), state.term.opening
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -97,7 +97,7 @@ def _listed(names: Iterable[str]) -> str:
     return f"node{'s' * (len(nodes) != 1)} {', '.join(nodes[:_NAMED])}{more}"
 
 
-def _wrong_key(group: str, epoch: int, join: Join) -> AllfoldError:
+def _wrong_key(group: str, opening: int, join: Join) -> AllfoldError:
     """Return the error of a rank that may not join; it learns nothing else of the group."""
     came = "another one" if join.params.options.key else "none"
     has = "has a key, and the rank came with " + came if join.params.options.key else "needs a key"
@@ -105,16 +105,16 @@ def _wrong_key(group: str, epoch: int, join: Join) -> AllfoldError:
         f"a rank on node {join.seat.node.node} may not join group {group}: the group {has}; give "
         "all ranks of a group the same ALLFOLD_GROUP_KEY, and groups of others another name",
         group=group,
-        epoch=epoch,
+        epoch=opening,
         node=join.seat.node.node,
         differing=["key"],
     )
 
 
-def params_mismatch(group: str, epoch: int, params: GroupParams, join: Join) -> AllfoldError:
+def params_mismatch(group: str, opening: int, params: GroupParams, join: Join) -> AllfoldError:
     """Return the error of a rank that comes with other parameters than the group has."""
     if params.options.key != join.params.options.key:
-        return _wrong_key(group, epoch, join)
+        return _wrong_key(group, opening, join)
     expected, got = params.to_dict(), join.params.to_dict()
     differing = {
         name: {"expected": expected[name], "got": got[name]}
@@ -129,7 +129,7 @@ def params_mismatch(group: str, epoch: int, params: GroupParams, join: Join) -> 
         f"rank {join.rank} on node {join.seat.node.node} does not fit group {group}: {listed}; "
         "all ranks of a group must register with the same parameters",
         group=group,
-        epoch=epoch,
+        epoch=opening,
         rank=join.rank,
         node=join.seat.node.node,
         differing={name: {**values} for name, values in differing.items()},

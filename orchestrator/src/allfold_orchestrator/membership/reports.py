@@ -8,12 +8,12 @@ from allfold_core.survival.term_record import TermRecord
 from allfold_orchestrator.membership.group_state import (
     AgentRegistered,
     AgentRegisters,
-    Epoch,
     GroupState,
     Instruction,
     LossShown,
     NodeHolds,
     NodesLost,
+    Opening,
     Outcome,
     RanksDeparted,
     RankSeat,
@@ -29,17 +29,17 @@ from allfold_orchestrator.membership.terms import (
 
 
 def node_holds(state: GroupState, holds: NodeHolds) -> Outcome:
-    """Never reuse an epoch that an agent knows: agents outlive the orchestrator's state."""
-    return _above(state, holds.epoch), ()
+    """Never reuse an opening that an agent knows: agents outlive the orchestrator's state."""
+    return _above(state, holds.opening), ()
 
 
-def _above(state: GroupState, epoch: int) -> GroupState:
-    if epoch <= state.last_epoch:
+def _above(state: GroupState, opening: int) -> GroupState:
+    if opening <= state.last_opening:
         return state
     forming = state.forming
-    if forming is not None and forming.epoch <= epoch:
-        forming = replace(forming, epoch=epoch + 1)
-    return replace(state, last_epoch=epoch, recalled=epoch, forming=forming)
+    if forming is not None and forming.opening <= opening:
+        forming = replace(forming, opening=opening + 1)
+    return replace(state, last_opening=opening, recalled=opening, forming=forming)
 
 
 def term_record(state: GroupState) -> TermRecord | None:
@@ -51,9 +51,9 @@ def term_record(state: GroupState) -> TermRecord | None:
     return replace(term, seats=seats_of(state.current.present))
 
 
-def _has_seats(current: Epoch | None, term: TermRecord) -> bool:
-    """Return True if the epoch says who sits in the term: the orchestrator has not lost it."""
-    return current is not None and current.plan.epoch == term.epoch
+def _has_seats(current: Opening | None, term: TermRecord) -> bool:
+    """Return True if the opening says who sits in the term: the orchestrator has not lost it."""
+    return current is not None and current.plan.opening == term.opening
 
 
 def without_lives(state: GroupState, lost: NodesLost) -> GroupState:
@@ -89,20 +89,20 @@ def end_term(state: GroupState, reason: Reason) -> Outcome:
         return ended, ()
     left = dict.fromkeys(current.present, reason)
     current = replace(current, departed=current.departed.updated(left))
-    departed = RanksDeparted(current.plan.epoch, tuple(sorted(left)), reason)
+    departed = RanksDeparted(current.plan.opening, tuple(sorted(left)), reason)
     return replace(ended, current=current), (departed,)
 
 
-def agent_registers(state: GroupState, event: AgentRegisters) -> Outcome:
+def agent_registers(state: GroupState, report: AgentRegisters) -> Outcome:
     """Note the term that an agent holds, see :func:`register`."""
-    report, record = event.report, term_record(state)
-    if record is None and _is_over(state, report.held.epoch):
+    record = term_record(state)
+    if record is None and _is_over(state, report.held.opening):
         return state, (AgentRegistered(is_out=True),)
-    if shows_loss(record, event.store, report):
+    if shows_loss(record, report):
         return state, (LossShown(report.generation),)
-    answer = register(record, event.store, report, event.until)
+    answer = register(record, report)
     if answer.record is not None:
-        state = _above(state, answer.record.epoch)
+        state = _above(state, answer.record.opening)
     elif not answer.is_out:
         state = replace(state, recalled=0)  # a late report must not bring it back
     departed: tuple[Instruction, ...] = ()
@@ -111,15 +111,17 @@ def agent_registers(state: GroupState, event: AgentRegisters) -> Outcome:
     return state, (*departed, AgentRegistered(answer.is_out))
 
 
-def _is_over(state: GroupState, epoch: int) -> bool:
+def _is_over(state: GroupState, opening: int) -> bool:
     """Return True if all ranks of this opening are known to have left, or a later one followed."""
-    return epoch < state.last_epoch or (epoch == state.last_epoch and epoch != state.recalled)
+    return opening < state.last_opening or (
+        opening == state.last_opening and opening != state.recalled
+    )
 
 
 def _with_record(state: GroupState, record: TermRecord | None, reporter: str) -> Outcome:
-    """Return the group with this term; ranks of the epoch whose node is not in it are lost.
+    """Return the group with this term; ranks of the opening whose node is not in it are lost.
 
-    Where ranks have come that the epoch does not know, it is an old one: the record knows better.
+    Where ranks have come that the opening does not know, it is an old one: the record knows better.
     """
     current = state.current
     if current is None or (record is not None and _knows_more(record, current)):
@@ -132,15 +134,15 @@ def _with_record(state: GroupState, record: TermRecord | None, reporter: str) ->
     current = replace(current, departed=current.departed.updated(gone))
     term = None if record is None or current.closed else replace(record, seats=())
     departed = tuple(
-        RanksDeparted(current.plan.epoch, ranks, reason)
+        RanksDeparted(current.plan.opening, ranks, reason)
         for reason in (Reason.NODE_LOST, Reason.FINISHED)
         if (ranks := tuple(sorted(rank for rank, how in gone.items() if how is reason)))
     )
     return replace(state, term=term, current=current), departed
 
 
-def _knows_more(record: TermRecord, current: Epoch) -> bool:
-    """Return True if ranks have a seat that the epoch does not have."""
+def _knows_more(record: TermRecord, current: Opening) -> bool:
+    """Return True if ranks have a seat that the opening does not have."""
     if not _has_seats(current, record):
         return True
     known = {(seat.session, seat.life) for seat in current.seats.values()}

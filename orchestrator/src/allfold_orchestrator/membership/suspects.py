@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 
-from allfold_core.survival.suspicion import CLEARED_SECONDS
-from allfold_orchestrator.membership.group_state import Life
+from allfold_core.survival.suspicion import CLEARED_SECONDS, SuspicionKind
+from allfold_core.survival.term_record import Life
 
 ASK_AHEAD_SECONDS = 0.15
 """A reporter is asked so long before its suspicion is decided: it pings once more, and answers."""
@@ -15,20 +14,12 @@ HEAR_SECONDS = 0.3
 """A node that has just gone on is heard within this time: as many pings as make it silent."""
 
 
-class SuspicionKind(Enum):
-    """The kind of a suspicion of one node by another."""
-
-    REFUSED = "refused"
-    SILENT = "silent"
-    STUCK = "stuck"
-
-
-_DISPROVED_BY_LIFE = frozenset({SuspicionKind.REFUSED, SuspicionKind.SILENT})
+_DISPROVED_BY_LIFE: frozenset[SuspicionKind] = frozenset({"refused", "silent"})
 # The nodes that have suspected it follow.
-_IN_WORDS = {
-    SuspicionKind.REFUSED: "refused connections of",
-    SuspicionKind.SILENT: "was silent to",
-    SuspicionKind.STUCK: "did not do its part for",
+_IN_WORDS: dict[SuspicionKind, str] = {
+    "refused": "refused connections of",
+    "silent": "was silent to",
+    "stuck": "did not do its part for",
 }
 
 
@@ -73,7 +64,7 @@ class SilentLink(Open):
     is_asked: bool = False
 
     def listen_again(self, now: float) -> None:
-        """Let the reporter listen to the other end, which lives now; its word may be older."""
+        """Wait once more for the reporter: the other end lives now, and its word may be older."""
         self.until = max(self.until, now + HEAR_SECONDS + self.lag)
         self.is_asked = False
 
@@ -107,7 +98,7 @@ class SuspectedLife(Open):
     @property
     def due(self) -> float:
         """Return when there is something to decide."""
-        if SuspicionKind.STUCK not in self.kinds:
+        if "stuck" not in self.kinds:
             return self.until
         return min(self.until, self.stuck_until) if self.is_missed else self.stuck_until
 
@@ -116,26 +107,24 @@ class SuspectedLife(Open):
         self.until, self.is_asked = max(self.until, until), False
 
     def add(self, reporter: Life, kind: SuspicionKind) -> None:
-        """Add what a node is suspected of, to what it is suspected of by the same one already."""
+        """Add a suspicion to those of the same reporter."""
         self.suspicions.setdefault(reporter, set()).add(kind)
 
     def withdraw(self, reporter: Life, kind: SuspicionKind) -> None:
-        """Take suspicions of a reporter back; what was heard is neither."""
-        withdrawn = {kind} if kind is SuspicionKind.STUCK else _DISPROVED_BY_LIFE
+        """Withdraw suspicions; a node that was heard is neither refusing nor silent."""
+        withdrawn = {kind} if kind == "stuck" else _DISPROVED_BY_LIFE
         left = self.suspicions.pop(reporter, set()) - withdrawn
         if left:
             self.suspicions[reporter] = left
 
     def clear(self) -> list[Life]:
-        """Drop what a sign of life disproves; return whose suspicions those were.
+        """Drop the suspicions that a sign of life disproves; return their reporters.
 
-        To live is no excuse for a node that does not do its part.
+        A suspicion of being stuck stays: a stuck node gives signs of life.
         """
-        disproved = [each for each, said in self.suspicions.items() if said & _DISPROVED_BY_LIFE]
+        disproved = [by for by, kinds in self.suspicions.items() if kinds & _DISPROVED_BY_LIFE]
         self.suspicions = {
-            each: {SuspicionKind.STUCK}
-            for each, said in self.suspicions.items()
-            if SuspicionKind.STUCK in said
+            by: {"stuck"} for by, kinds in self.suspicions.items() if "stuck" in kinds
         }
         self.dial_refused = False
         return disproved
@@ -143,22 +132,22 @@ class SuspectedLife(Open):
     @property
     def kinds(self) -> set[SuspicionKind]:
         """All that the node is suspected of."""
-        return {kind for said in self.suspicions.values() for kind in said}
+        return {kind for kinds in self.suspicions.values() for kind in kinds}
 
     @property
     def is_missed(self) -> bool:
-        """True if somebody says that it gives no sign of life."""
+        """True if a reporter says that it gives no sign of life."""
         return bool(self.kinds & _DISPROVED_BY_LIFE)
 
     @property
     def is_refused_twice(self) -> bool:
         """True if a second path confirms what this replica found itself."""
-        return self.dial_refused and (self.link_ended or SuspicionKind.REFUSED in self.kinds)
+        return self.dial_refused and (self.link_ended or "refused" in self.kinds)
 
     @property
     def is_refused_to_all(self) -> bool:
         """True if those who were linked to the node are refused now, as this replica is."""
-        return self.dial_refused and SuspicionKind.REFUSED in self.kinds
+        return self.dial_refused and "refused" in self.kinds
 
     @property
     def is_suspected(self) -> bool:
@@ -168,19 +157,19 @@ class SuspectedLife(Open):
     @property
     def how(self) -> str:
         """Return what the node did, as a message says it after the node's name."""
-        if self.kinds == {SuspicionKind.STUCK}:
+        if self.kinds == {"stuck"}:
             return f"was stuck: it answered {self._reporters()}, but did not do its part"
-        said = [
+        parts = [
             f"{words} {self._reporters(kind)}"
             for kind, words in _IN_WORDS.items()
             if kind in self.kinds
         ]
-        return ", ".join([*said, "and gave no sign of life"])
+        return ", ".join([*parts, "and gave no sign of life"])
 
     def _reporters(self, of: SuspicionKind | None = None) -> str:
         """Return the names of those that suspect it, of one thing or of any."""
         return ", ".join(
-            sorted(by[0] for by, said in self.suspicions.items() if of in {None, *said})
+            sorted(by[0] for by, kinds in self.suspicions.items() if of in {None, *kinds})
         )
 
 
@@ -197,7 +186,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Have a reporter say at once if it has heard the suspect meanwhile."""
+    """Ask a reporter to say at once if it has heard the suspect meanwhile."""
 
     reporter: Life
     suspected: Life
@@ -214,7 +203,7 @@ class Cleared:
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """These lives are over, all at once; each with how that is known.
+    """End these lives, all at once; each with the way in which it was found dead.
 
     Attributes:
         is_refused: they refuse connections here and at a reporter. This replica has not reached

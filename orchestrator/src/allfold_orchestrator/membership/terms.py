@@ -14,15 +14,9 @@ from dataclasses import dataclass, replace
 from zlib import crc32
 
 from allfold_core.survival.records import Seat, Term
-from allfold_core.survival.term_record import (
-    Life,
-    Recall,
-    Registration,
-    StoreLife,
-    TermRecord,
-    Voter,
-)
-from allfold_orchestrator.membership.group_state import RankSeat
+from allfold_core.survival.term_record import Life, Recall, TermRecord, Voter
+from allfold_core.topology import Member
+from allfold_orchestrator.membership.group_state import AgentRegisters, RankSeat, StoreLife
 
 FIRST_GENERATIONS = 1 << 10
 """A quarter of those that there are, as each further life of the store takes one."""
@@ -126,17 +120,17 @@ def without_empty_node(
     return _narrowed(record, staying, record.term.number + 1, lost)
 
 
-def admit(record: TermRecord, node: str, voter: Voter) -> TermRecord:
+def admit(record: TermRecord, newcomer: Member) -> TermRecord:
     """Return the record of a new term in which a node votes that did not so far."""
     before, number = record.term, record.term.number + 1
     term = Term(
         number=number,
         generation=record.generation,
-        voters=(*before.voters, node),
+        voters=(*before.voters, newcomer.node),
         joined=(*before.joined, number),
-        newcomers=(*before.newcomers, voter.member(node)),
+        newcomers=(*before.newcomers, newcomer),
     )
-    return replace(record, term=term, voters={**record.voters, node: voter})
+    return replace(record, term=term, voters={**record.voters, newcomer.node: Voter.of(newcomer)})
 
 
 # The loss of the record
@@ -150,12 +144,13 @@ class Registered:
     is_out: bool = False
 
 
-def shows_loss(record: TermRecord | None, store: StoreLife, report: Registration) -> bool:
+def shows_loss(record: TermRecord | None, report: AgentRegisters) -> bool:
     """Return True if an agent knows more than a store that thinks it has lost nothing.
 
     The store's generation then has to grow above the reported one (:func:`outgrow`), after which
     all agents register again.
     """
+    store = report.store
     if report.generation > store.generation:
         return True
     if record is not None and record.generation > store.generation:
@@ -175,15 +170,10 @@ def recalled(record: TermRecord, store: StoreLife, until: float) -> TermRecord:
     return replace(record, generation=store.generation, recall=Recall(until))
 
 
-def register(
-    record: TermRecord | None, store: StoreLife, report: Registration, until: float
-) -> Registered:
-    """Return the record after a registration with this life of the store.
-
-    Args:
-        until: the end of the grace, where one begins now.
-    """
-    if record is not None and report.held.epoch < record.epoch:
+def register(record: TermRecord | None, report: AgentRegisters) -> Registered:
+    """Return the record after a registration with the store's present life."""
+    store, until = report.store, report.until
+    if record is not None and report.held.opening < record.opening:
         # The earlier opening is over, whatever it says of it; in the later one it may be all right.
         return Registered(recalled(record, store, until), is_out=True)
     if report.is_out:
@@ -207,7 +197,7 @@ def _with_known_seats(met: TermRecord, record: TermRecord) -> TermRecord:
 
     A node does not know all ranks that have joined on other nodes.
     """
-    if met == record or record.recall is None or met.epoch != record.epoch:
+    if met == record or record.recall is None or met.opening != record.opening:
         return met
     known = record.recall.registered & met.voters.keys()
     told = [seat for seat in record.seats if seat.node in known]
@@ -215,7 +205,7 @@ def _with_known_seats(met: TermRecord, record: TermRecord) -> TermRecord:
     return replace(met, seats=(*kept, *(seat for seat in told if seat not in kept)))
 
 
-def _noted(record: TermRecord, report: Registration) -> Registered:
+def _noted(record: TermRecord, report: AgentRegisters) -> Registered:
     if not record.has(report.life):
         return Registered(record, is_out=True)
     assert record.recall is not None
@@ -227,7 +217,7 @@ def _noted(record: TermRecord, report: Registration) -> Registered:
     return Registered(replace(record, seats=seats, recall=recall))
 
 
-def _with_own_seats(record: TermRecord, report: Registration) -> tuple[Seat, ...]:
+def _with_own_seats(record: TermRecord, report: AgentRegisters) -> tuple[Seat, ...]:
     """Return the seats of a record, with those of the reporter's node as itself knows them.
 
     Its ranks may have come and gone since the term was made, and only the node was told.
@@ -251,7 +241,7 @@ def _meet(record: TermRecord, held: TermRecord) -> TermRecord | None:
     decided. ``None`` if there are no such nodes.
     """
     mine, other = record.term, held.term
-    if held.epoch > record.epoch:
+    if held.opening > record.opening:
         return replace(held, generation=record.generation, recall=record.recall)
     if mine == other or mine.may_follow(other):
         return record
@@ -271,7 +261,7 @@ def _same_life(one: TermRecord, other: TermRecord, name: str) -> bool:
     return one.voters[name].incarnation == other.voters[name].incarnation
 
 
-def _said_so(report: Registration) -> dict[Life, str]:
+def _said_so(report: AgentRegisters) -> dict[Life, str]:
     return {report.life: "said that it is out of the group"}
 
 

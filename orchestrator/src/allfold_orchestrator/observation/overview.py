@@ -10,11 +10,11 @@ from allfold_core.agent_answers import RecordedOp
 from allfold_core.figures import GroupFigures, group_figures, link_figures
 from allfold_core.group_options import NAMES
 from allfold_core.in_flight import Activity, GroupMembers, activity
+from allfold_orchestrator.bodies import GroupView
 from allfold_orchestrator.observation.agents import AgentAnswer
 from allfold_orchestrator.observation.drawing import draw
 from allfold_orchestrator.observation.sentences import group_sentence, headline, worth_saying
 from allfold_orchestrator.observation.series import Series
-from allfold_orchestrator.wire import GroupView
 
 MAX_RANKED = 32
 """So many ranks are in the ranking of the slowest."""

@@ -9,12 +9,12 @@ from contextlib import suppress
 from typing import Any
 
 from allfold_core.errors import LocalError, ServiceError
+from allfold_orchestrator.bodies import MAX_PAGE
 from allfold_orchestrator.observation.agents import AgentAnswer, Agents
 from allfold_orchestrator.observation.overview import OverviewFacts, Picture, picture
 from allfold_orchestrator.observation.series import Series
 from allfold_orchestrator.service import Orchestrator
 from allfold_orchestrator.store.failures import Refusal
-from allfold_orchestrator.wire import MAX_PAGE
 from allfold_service.credentials import Credentials
 
 PERIOD_SECONDS = 1.0

@@ -1,10 +1,10 @@
 """A group's state as the fields of a Redis hash, and back.
 
-    meta                 the numbers, and the parameters of the formation
-    plan:<epoch>         the plan of a completed epoch
-    seat:<epoch>:<rank>  the holder of a seat; it keeps its field when the formation completes
-    left:<epoch>:<rank>  the reason for which a rank left
-    term                 the nodes that decide together
+    meta                   the numbers, and the parameters of the formation
+    plan:<opening>         the plan of a completed opening
+    seat:<opening>:<rank>  the holder of a seat; it keeps its field when the formation completes
+    left:<opening>:<rank>  the reason for which a rank left
+    term                   the nodes that decide together
 
 One field per seat, so that a join writes one seat, and :func:`changes` costs no JSON for the rest.
 """
@@ -19,13 +19,14 @@ from typing import Any, TypeVar
 
 from allfold_control.records import read_record, record_fields
 from allfold_core.plan import Plan
+from allfold_core.schema import UnknownSchema
 from allfold_orchestrator.membership.group_state import (
-    Epoch,
     Formation,
     GroupParams,
     GroupState,
     LinkSettings,
     NodeInfo,
+    Opening,
     RankSeat,
     Reason,
 )
@@ -51,8 +52,8 @@ def changes(old: GroupState, new: GroupState) -> Changes:
         result.delete.extend(f"{name}:{key}" for key in before[name])
     for name, table in after.items():
         _table_changes(result, name, before.get(name, _NONE), table)
-    known, current = old.current and old.current.plan.epoch, new.current
-    number = current and current.plan.epoch
+    known, current = old.current and old.current.plan.opening, new.current
+    number = current and current.plan.opening
     if current is not None and number != known:
         result.write[f"plan:{number}"] = _dump(current.plan.to_dict())
     if known not in (None, number):
@@ -72,11 +73,11 @@ _NONE: RankMap[Any] = RankMap()
 def _tables(state: GroupState) -> dict[str, _Table]:
     tables: dict[str, _Table] = {}
     if state.forming:
-        tables[f"seat:{state.forming.epoch}"] = state.forming.seats
-        tables[f"left:{state.forming.epoch}"] = state.forming.departed
+        tables[f"seat:{state.forming.opening}"] = state.forming.seats
+        tables[f"left:{state.forming.opening}"] = state.forming.departed
     if state.current:
-        tables[f"seat:{state.current.plan.epoch}"] = state.current.seats
-        tables[f"left:{state.current.plan.epoch}"] = state.current.departed
+        tables[f"seat:{state.current.plan.opening}"] = state.current.seats
+        tables[f"left:{state.current.plan.opening}"] = state.current.departed
     return tables
 
 
@@ -103,12 +104,12 @@ def _meta(state: GroupState) -> str:
     return schemas.dump(
         schemas.GROUP,
         {
-            "last_epoch": state.last_epoch,
+            "last_epoch": state.last_opening,
             "recalled": state.recalled,
-            "current": state.current.plan.epoch if state.current else None,
+            "current": state.current.plan.opening if state.current else None,
             "forming": forming
             and {
-                "epoch": forming.epoch,
+                "epoch": forming.opening,
                 "params": forming.params.to_dict(),
                 "links": asdict(forming.links),
                 "generation": forming.generation,
@@ -137,26 +138,26 @@ def patch(state: GroupState, made: Changes) -> GroupState:
     left: dict[int, RankMap[Reason]] = {}
     plans: dict[int, Plan] = {}
     if state.forming is not None:
-        seats[state.forming.epoch] = state.forming.seats
-        left[state.forming.epoch] = state.forming.departed
+        seats[state.forming.opening] = state.forming.seats
+        left[state.forming.opening] = state.forming.departed
     if state.current is not None:
-        number = state.current.plan.epoch
+        number = state.current.plan.opening
         seats[number], left[number] = state.current.seats, state.current.departed
         plans[number] = state.current.plan
-    new_seats: _ByEpoch[RankSeat] = defaultdict(dict)
-    new_left: _ByEpoch[Reason] = defaultdict(dict)
-    for table, epoch, rank, value in _entries(made.write):
+    new_seats: _ByOpening[RankSeat] = defaultdict(dict)
+    new_left: _ByOpening[Reason] = defaultdict(dict)
+    for table, opening, rank, value in _entries(made.write):
         match table:
             case "seat":
-                new_seats[epoch][rank] = _load_seat(value)
+                new_seats[opening][rank] = _load_seat(value)
             case "left":
-                new_left[epoch][rank] = Reason(value)
+                new_left[opening][rank] = Reason(value)
             case "plan":
-                plans[epoch] = Plan.from_dict(json.loads(value))
+                plans[opening] = Plan.from_dict(json.loads(value))
     gone: dict[str, dict[int, list[int]]] = {"seat": defaultdict(list), "left": defaultdict(list)}
-    for table, epoch, rank, _ in _entries(dict.fromkeys(made.delete, "")):
+    for table, opening, rank, _ in _entries(dict.fromkeys(made.delete, "")):
         if table in gone:
-            gone[table][epoch].append(rank)
+            gone[table][opening].append(rank)
     _edit(seats, new_seats, gone["seat"])
     _edit(left, new_left, gone["left"])
     term = None if "term" in made.delete else state.term
@@ -165,15 +166,15 @@ def patch(state: GroupState, made: Changes) -> GroupState:
     return replace(_assemble(state.group, meta, seats, left, plans), term=term)
 
 
-_ByEpoch = dict[int, dict[int, Entry]]
+_ByOpening = dict[int, dict[int, Entry]]
 
 
 def _edit(
-    tables: dict[int, RankMap[Entry]], new: _ByEpoch[Entry], gone: Mapping[int, list[int]]
+    tables: dict[int, RankMap[Entry]], new: _ByOpening[Entry], gone: Mapping[int, list[int]]
 ) -> None:
-    for epoch in new.keys() | gone.keys():
-        table = tables.get(epoch, _NONE)
-        tables[epoch] = table.without(gone.get(epoch, ())).updated(new.get(epoch, {}))
+    for opening in new.keys() | gone.keys():
+        table = tables.get(opening, _NONE)
+        tables[opening] = table.without(gone.get(opening, ())).updated(new.get(opening, {}))
 
 
 def _assemble(
@@ -183,15 +184,15 @@ def _assemble(
     left: Mapping[int, RankMap[Reason]],
     plans: Mapping[int, Plan],
 ) -> GroupState:
-    def epoch(number: int) -> Epoch:
-        return Epoch(plans[number], seats.get(number, _NONE), left.get(number, _NONE))
+    def opening(number: int) -> Opening:
+        return Opening(plans[number], seats.get(number, _NONE), left.get(number, _NONE))
 
     return GroupState(
         group=group,
-        last_epoch=meta["last_epoch"],
+        last_opening=meta["last_epoch"],
         recalled=meta["recalled"],
         forming=_formation(meta["forming"], seats, left) if meta["forming"] else None,
-        current=None if meta["current"] is None else epoch(meta["current"]),
+        current=None if meta["current"] is None else opening(meta["current"]),
     )
 
 
@@ -200,19 +201,34 @@ def _formation(
     seats: Mapping[int, RankMap[RankSeat]],
     left: Mapping[int, RankMap[Reason]],
 ) -> Formation:
-    epoch = meta["epoch"]
-    params, links = GroupParams.from_dict(meta["params"]), LinkSettings(**meta["links"])
-    tables = seats.get(epoch, _NONE), left.get(epoch, _NONE)
+    opening = meta["epoch"]
+    params, links = _params(meta["params"]), LinkSettings(**meta["links"])
+    tables = seats.get(opening, _NONE), left.get(opening, _NONE)
     more = {name: meta[name] for name in ("generation", "refused") if name in meta}
-    return Formation(epoch, params, links, *tables, **more)
+    return Formation(opening, params, links, *tables, **more)
+
+
+def _params(data: dict[str, Any]) -> GroupParams:
+    """Return the parameters of a formation; ``UnknownSchema`` where it has others than are known.
+
+    Ranks that join here would be held to none of those, and the next write would drop them.
+    """
+    params = GroupParams.from_dict(data)
+    known = params.to_dict().keys()
+    if unknown := sorted(data.keys() - known):
+        raise UnknownSchema(
+            f"its ranks agree on {', '.join(unknown)}, of which this version of the orchestrator "
+            f"knows nothing: it expected only {', '.join(known)}"
+        )
+    return params
 
 
 def _entries(record: Mapping[str, str]) -> Iterator[tuple[str, int, int, str]]:
     for name, value in record.items():
         table, _, key = name.partition(":")
         if key:
-            epoch, _, rank = key.partition(":")
-            yield table, int(epoch), int(rank or -1), value
+            opening, _, rank = key.partition(":")
+            yield table, int(opening), int(rank or -1), value
 
 
 def _load_seat(text: str) -> RankSeat:

@@ -19,17 +19,17 @@ from time import monotonic
 from redis.exceptions import WatchError
 
 from allfold_core.errors import ServiceError
+from allfold_core.survival.term_record import Life
 from allfold_orchestrator.membership.group_state import (
     AgentRegistered,
     AgentRegisters,
-    Epoch,
     Event,
     Formation,
     GroupState,
     Instruction,
-    Life,
     NodeInfo,
     NodesLost,
+    Opening,
     PlanReady,
     RanksDeparted,
     Seated,
@@ -51,30 +51,21 @@ MAX_CACHED_GROUPS = 1024
 PRUNED_AT_ONCE = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Guard:
-    """A condition for an event: that this incarnation of a node is alive."""
-
-    node: str
-    incarnation: str
-
-    def holds(self, record: NodeRecord | None) -> bool:
-        return record is not None and record.is_alive_as(self.incarnation)
-
-
 EventOf = Callable[[NodeInfo], Event]
-"""An event that is made from what the guard's node registered, read in the same transaction."""
+"""An event that is made from what the node registered, read in the same transaction."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Request:
+    """An event, and the life of a node without which it is void."""
+
     event: Event | EventOf
-    guard: Guard | None
+    life: Life | None
 
     @property
     def nodes(self) -> set[str]:
         """The nodes on whose records the event depends."""
-        names = {self.guard.node} if self.guard else set()
+        names = {self.life[0]} if self.life else set()
         if isinstance(self.event, NodesLost):
             names |= {name for name, _ in self.event.lives}
         return names
@@ -118,13 +109,13 @@ class _Write:
 
     def apply(self, request: _Request, nodes: Mapping[str, NodeRecord | None]) -> None:
         """Apply the next event of the batch."""
-        event, guard = request.event, request.guard
-        record = nodes[guard.node] if guard else None
-        if guard is not None and not guard.holds(record):
+        event, life = request.event, request.life
+        record = nodes[life[0]] if life else None
+        if life is not None and not (record and record.is_alive_as(life[1])):
             self.replies.append(None)
             return
         if callable(event):
-            assert record is not None, "an event is made from the node that its guard names"
+            assert record is not None, "an event is made from the node whose life it depends on"
             event = event(record.info)
         if isinstance(event, NodesLost):
             event = _without_living(event, nodes)
@@ -136,8 +127,8 @@ class _Write:
         self.replies.append(instructions)
         for instruction in instructions:
             match instruction:
-                case Seated() if guard is not None:
-                    self.seated.add((guard.node, guard.incarnation))
+                case Seated() if life is not None:
+                    self.seated.add(life)
                 case SeatsFreed(ranks=ranks):
                     self.freed |= _lives_of(before.forming, ranks)
                 case RanksDeparted(ranks=ranks):
@@ -145,7 +136,7 @@ class _Write:
                 case PlanReady():
                     self.completes = True
                 case AgentRegistered(is_out=False) if isinstance(event, AgentRegisters):
-                    self.seated.add(event.report.life)
+                    self.seated.add(event.life)
 
 
 class GroupStore:
@@ -225,16 +216,16 @@ class GroupStore:
             await self.prune(name)
 
     async def submit(
-        self, group: str, event: Event | EventOf, guard: Guard | None = None
+        self, group: str, event: Event | EventOf, life: Life | None = None
     ) -> tuple[Instruction, ...] | None:
-        """Apply an event; ``None`` if its guard did not hold.
+        """Apply an event; ``None`` if this life of a node is over, or was never registered.
 
         An event that depends on what the node registered is given as a function of that.
 
         Raises:
             ServiceError: Redis did not answer, or others kept changing the group for too long.
         """
-        return await self._slot(group).batches.submit(_Request(event, guard))
+        return await self._slot(group).batches.submit(_Request(event, life))
 
     # Inside the slot's lock
 
@@ -304,7 +295,7 @@ def _without_living(lost: NodesLost, nodes: Mapping[str, NodeRecord | None]) -> 
     return lost if len(over) == len(lost.lives) else replace(lost, lives=over)
 
 
-def _lives_of(held: Formation | Epoch | None, ranks: Sequence[int]) -> set[Life]:
+def _lives_of(held: Formation | Opening | None, ranks: Sequence[int]) -> set[Life]:
     """Return the nodes, with incarnations, of ranks that have given up their seats.
 
     Args:

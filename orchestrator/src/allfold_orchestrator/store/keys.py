@@ -41,7 +41,7 @@ def log(group_name: str) -> str:
 
 
 def tombstone(group_name: str) -> str:
-    """String, JSON: the last epochs; outlives the record, so that no epoch is used twice."""
+    """String, JSON: the last openings; outlives the record, so that no opening is used twice."""
     return f"{PREFIX}tombstone:{group_name}"
 
 

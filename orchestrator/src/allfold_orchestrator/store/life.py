@@ -1,4 +1,4 @@
-"""The store's life and clock, and the turns in which replicas judge the lives of nodes."""
+"""The store's life and clock, its retention, and the replicas' turns to decide on suspects."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from redis.exceptions import WatchError
 
-from allfold_core.survival.term_record import StoreLife
+from allfold_orchestrator.membership.group_state import StoreLife
 from allfold_orchestrator.membership.terms import outgrow, store_life
 from allfold_orchestrator.store import keys, schemas
 from allfold_orchestrator.store.failures import store_errors, until_undisputed
@@ -21,7 +21,7 @@ DEPARTED_SECONDS = 3600
 MAX_DEPARTED = 1_000
 IDLE_RECORD_SECONDS = 24 * 3600
 MAX_IDLE_GROUPS = 1_000
-# No agent remembers an epoch of a group for longer.
+# No agent remembers an opening of a group for longer.
 TOMBSTONE_SECONDS = 30 * 24 * 3600
 MAX_TOMBSTONES = 100_000
 MAX_INCIDENTS = 512
@@ -124,8 +124,8 @@ class TurnIsOver(Exception):
     """A replica was stopped in its turn: another one may have decided meanwhile, and otherwise."""
 
 
-class Judging:
-    """Taken in turns, so that one dead link, judged at two replicas, costs one node and not two."""
+class DecisionTurns:
+    """The replicas' turns to decide: two at once might evict both ends of one dead link."""
 
     def __init__(self, client: Client) -> None:
         self._client = client

@@ -11,7 +11,8 @@ from functools import partial
 from typing import Any
 
 from allfold_core.errors import AllfoldError, ServiceError
-from allfold_orchestrator.membership.group_state import Life, NodeInfo
+from allfold_core.survival.term_record import Life
+from allfold_orchestrator.membership.group_state import NodeInfo
 from allfold_orchestrator.membership.nodes import (
     LEASE_ENDED,
     RESTARTED,
@@ -103,20 +104,20 @@ class NodeStore:
             ]
             existing = [None if isinstance(each, AllfoldError) else each for each in found]
             alive = await self._leases_alive(pipe, existing, now)
-            verdicts = [
+            results = [
                 each
                 if isinstance(each, AllfoldError)
                 else admit(each, lease_alive=lease_alive, applicant=applicant)
                 for each, lease_alive, applicant in zip(found, alive, applicants, strict=True)
             ]
             pipe.multi()
-            for verdict in verdicts:
-                if isinstance(verdict, Admission):
-                    self._queue_admission(pipe, verdict, now)
+            for result in results:
+                if isinstance(result, Admission):
+                    self._queue_admission(pipe, result, now)
             await pipe.execute()
-        admissions = [v for v in verdicts if isinstance(v, Admission)]
+        admissions = [each for each in results if isinstance(each, Admission)]
         self.ended[RESTARTED] += sum(each.replaced is not None for each in admissions)
-        return [v.replaced if isinstance(v, Admission) else v for v in verdicts]
+        return [each.replaced if isinstance(each, Admission) else each for each in results]
 
     def _queue_admission(self, pipe: Pipeline, admission: Admission, now: float) -> None:
         info, replaced = admission.record.info, admission.replaced
@@ -145,8 +146,8 @@ class NodeStore:
     ) -> bool:
         """Extend the lease; return False if there is none (any more)."""
         life = keys.life(node, incarnation)
-        said = schemas.dump(schemas.PROGRESS, {"groups": list(progress), "draining": draining})
-        return await self._heartbeats.submit(_Heartbeat(life, keys.progress(node), said))
+        text = schemas.dump(schemas.PROGRESS, {"groups": list(progress), "draining": draining})
+        return await self._heartbeats.submit(_Heartbeat(life, keys.progress(node), text))
 
     async def _write_heartbeats(self, beats: Sequence[_Heartbeat]) -> list[bool]:
         """One round trip for all that came together, no lock."""
@@ -209,7 +210,7 @@ class NodeStore:
 
         Args:
             how: its end is known; kept for those who were in a group with it.
-            turn: in which that was decided, see :class:`Judging`.
+            turn: in which that was decided, see :class:`DecisionTurns`.
 
         Raises:
             TurnIsOver: nothing has changed, as it may have been decided otherwise meanwhile.

@@ -119,8 +119,8 @@ def queue_write(pipe: Pipeline, old: Snapshot, new: GroupState, now: float) -> S
 
 def _gravestone(state: GroupState) -> tuple[str, int | None]:
     """Return the tombstone and its seconds to live: none while a rank has a seat."""
-    epochs = {"last_epoch": state.last_epoch, "recalled": state.recalled}
-    return schemas.dump(schemas.TOMBSTONE, epochs), TOMBSTONE_SECONDS if state.idle else None
+    openings = {"last_epoch": state.last_opening, "recalled": state.recalled}
+    return schemas.dump(schemas.TOMBSTONE, openings), TOMBSTONE_SECONDS if state.idle else None
 
 
 def _queue_log(
@@ -173,8 +173,8 @@ def _from_tombstone(group: str, tombstone: str | None) -> GroupState:
     if tombstone is None:
         return GroupState(group)
     try:
-        epochs = schemas.load(schemas.TOMBSTONE, tombstone)
-        return GroupState(group, last_epoch=epochs["last_epoch"], recalled=epochs["recalled"])
+        openings = schemas.load(schemas.TOMBSTONE, tombstone)
+        return GroupState(group, last_opening=openings["last_epoch"], recalled=openings["recalled"])
     except (KeyError, TypeError, ValueError) as error:
         raise _unreadable(group, keys.tombstone(group), error) from error
 

@@ -6,7 +6,7 @@ have their own. Sets and sorted sets hold nothing but names and times, and have 
 What cannot be read is met in one of two ways. A record of another schema is refused: it belongs to
 a replica of another version, and nobody else changes or removes it. A damaged node record counts
 as none, because the node's agent then registers again and writes it anew; a damaged group record
-is refused like one of another schema, because the epochs in it must not be used again.
+is refused like one of another schema, because the openings in it must not be used again.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from allfold_core.errors import ServiceError
 from allfold_core.schema import Schema
 
 
-def _one_epoch(group: dict[str, Any]) -> dict[str, Any]:
-    """Upgrade to groups of which one epoch at a time has ranks."""
+def _one_opening(group: dict[str, Any]) -> dict[str, Any]:
+    """Upgrade to groups of which one opening at a time has ranks."""
     return {name: value for name, value in group.items() if name != "older"}
 
 
-GROUP = Schema("record of a group", 2, {1: _one_epoch})
+GROUP = Schema("record of a group", 2, {1: _one_opening})
 LOG = Schema("entry of a group's log", 1)
 STORE = Schema("record of the store's life", 1)
 TOMBSTONE = Schema("tombstone of a group", 1)

@@ -14,7 +14,7 @@ from allfold_orchestrator.store import keys
 from allfold_orchestrator.store.failures import store_errors
 from allfold_orchestrator.store.groups import GroupStore
 from allfold_orchestrator.store.incidents import IncidentStore
-from allfold_orchestrator.store.life import Clock, Judging, Retention, StoreClock, StoreLives
+from allfold_orchestrator.store.life import Clock, DecisionTurns, Retention, StoreClock, StoreLives
 from allfold_orchestrator.store.node_store import NodeStore
 from allfold_orchestrator.store.notifications import Notifications, relay
 from allfold_orchestrator.store.redis_client import Client
@@ -40,7 +40,7 @@ class Store:
         self.nodes = NodeStore(client, self.clock, lease_seconds)
         self.retention = Retention(client)
         self.lives = StoreLives(client)
-        self.judging = Judging(client)
+        self.decisions = DecisionTurns(client)
         self.incidents = IncidentStore(client, self.clock)
         self.times, self.is_embedded = client.times, client.is_embedded
         self.notifications = Notifications()

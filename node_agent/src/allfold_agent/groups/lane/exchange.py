@@ -93,6 +93,7 @@ class LaneExchange:
         self.published = first
         self._published = {}
         self._messages = set()
+        # Last of these: the lane's thread looks at it without the lock.
         self.is_open = True
         self._thread.call(partial(self._begin_serving, first))
 
@@ -209,6 +210,7 @@ class LaneExchange:
             if digest != self._digest or not program.fits(node, payload):
                 self._stop(f"op {seq} is another call on node {self._names[node]}")
                 return
+        # Before it is published: a rank copies the result as soon as it sees the word.
         program.finish(slot, {node: payload for node, (_, payload) in frames.items()})
         with self._table.lock:
             # It may have been closed, or even opened again from a later op on.
@@ -219,6 +221,7 @@ class LaneExchange:
             self.published = seq + 1
             self._published = self.held()
             self._published[seq] = program, slot
+        # Behind the word, at which whoever is woken looks.
         self._page.wake_for_result(slot)
         self._on_published()
 

@@ -201,7 +201,7 @@ class LaneKeeper:
             or machine.frozen
             or group.table.in_flight
             or epoch.ordinal != lane.ordinal
-            or epoch.record.edge
+            or epoch.record.boundary
             or machine.policy.is_too_small(epoch.record)
             or not machine.dead.keys().isdisjoint(lane.sessions)
             or any(views.view_of(session) < lane.ordinal for session in lane.sessions)

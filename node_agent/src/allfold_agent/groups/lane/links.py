@@ -11,7 +11,7 @@ from threading import Event
 from allfold_agent.edges.connections import EdgeCounters
 from allfold_agent.edges.edges import DialFrom
 from allfold_agent.edges.lane_link import LaneDoor, LaneLink, OnFrame
-from allfold_agent.edges.members import GroupNodes, Life
+from allfold_agent.edges.members import GroupLife, GroupNodes
 from allfold_agent.edges.opening import EdgeOpener, EdgeRequest, Traffic
 from allfold_agent.runtime.lane_thread import LaneThread
 from allfold_agent.runtime.threads import start_thread
@@ -49,8 +49,8 @@ class LaneLinks:
         self._thread = thread
         self._on_frame = on_frame
         self._on_change = on_change
-        self._links: dict[Life, LaneLink] = {}
-        self._dialling: dict[Life, Event] = {}
+        self._links: dict[GroupLife, LaneLink] = {}
+        self._dialling: dict[GroupLife, Event] = {}
         self._closed = False
 
     def are_whole(self, nodes: Collection[str]) -> bool:
@@ -77,14 +77,14 @@ class LaneLinks:
             if life not in self._dialling and not self._closed:
                 self._open(life)
 
-    def _link(self, life: Life) -> LaneLink:
+    def _link(self, life: GroupLife) -> LaneLink:
         link = self._links.get(life)
         if link is None:
             broken = partial(self._broken, life)
             link = self._links[life] = LaneLink(life[0], self._thread, self._on_frame, broken)
         return link
 
-    def _open(self, life: Life) -> None:
+    def _open(self, life: GroupLife) -> None:
         """Dial a node, in a thread of its own as that may take long."""
         node, closed = life[0], Event()
         lives = (self._members.name_of_life(node), self._members.name_of_life(self._me))
@@ -106,12 +106,12 @@ class LaneLinks:
 
         start_thread(open_it, f"allfold-dial-{self._group}-{node}")
 
-    def _give_up(self, life: Life, closed: Event) -> None:
+    def _give_up(self, life: GroupLife, closed: Event) -> None:
         """The next wish for the link dials anew."""
         if self._dialling.get(life) is closed:
             del self._dialling[life]
 
-    def _take_in(self, life: Life, connected: socket.socket, early: bytes) -> None:
+    def _take_in(self, life: GroupLife, connected: socket.socket, early: bytes) -> None:
         if life not in self._links:
             connected.close()
             return
@@ -129,14 +129,14 @@ class LaneLinks:
             raise PeerLost(f"group '{self._group}' has no short lane to node {request.dst}")
         return LaneDoor(lambda connected: self._thread.call(partial(self._take, life, connected)))
 
-    def _take(self, life: Life, connected: socket.socket) -> None:
+    def _take(self, life: GroupLife, connected: socket.socket) -> None:
         if self._closed:
             connected.close()
             return
         self._link(life).take_out(connected)
         self._on_change()
 
-    def _broken(self, life: Life) -> None:
+    def _broken(self, life: GroupLife) -> None:
         """A connection has ended: the next opening of the lane needs another one."""
         event = self._dialling.pop(life, None)
         if event is not None:
@@ -144,15 +144,17 @@ class LaneLinks:
         link = self._links.pop(life, None)
         if link is not None:
             link.close()
+        # Last: it looks if all links are whole.
         self._on_change()
 
-    def _end(self, life: Life) -> None:
+    def _end(self, life: GroupLife) -> None:
         if (event := self._dialling.pop(life, None)) is not None:
             event.set()
         self._links.pop(life).close()
 
     def close(self) -> None:
         """End all connections. From any thread."""
+        # First: until the lane's thread comes to _close, nobody is dialled or taken in.
         self._closed = True
         for event in list(self._dialling.values()):
             event.set()

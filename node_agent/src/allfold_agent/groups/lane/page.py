@@ -82,6 +82,7 @@ class AgentPage:
         self.bytes = torch.frombuffer(memory, dtype=torch.uint8)
         self._view = memoryview(memory)
         self._words = self._view[: layout.words * WORD].cast("Q")
+        # Before any rank has the page: 0 would give them all ops.
         self._words[FIRST] = NEVER
         self._fingerprints: dict[int, bytes] = {}  # by digest
         self._fence = make_lock("fence")
@@ -116,6 +117,7 @@ class AgentPage:
         """Tell a rank that its messages were read, up to that of an op."""
         word = self.layout.read_word(rank)
         self._words[word] = seq + 1
+        # The rank sees the word before this reads who blocks.
         with self._fence:
             pass
         if self._words[self.layout.waiting_word(rank)] == word + 1:
@@ -165,6 +167,7 @@ class AgentPage:
         layout, all_words = self.layout, self._words
         word = layout.post_word(layout.agent, slot)
         all_words[word + 1] = all_words[layout.post_word(0, slot) + 1]
+        # Last: who sees it reads the digest beside it.
         all_words[word] = seq + 1
         with self._fence:
             pass

@@ -171,6 +171,7 @@ class NodeLane:
         self._settled = {s: end - 1 for s, end in zip(self.sessions, finished, strict=True)}
         if self.exchange is not None:
             self.exchange.open(first)
+        # Last: from here on the ranks finish ops.
         self.page.open(first)
 
     def note_misfit(self, seq: int) -> None:
@@ -206,6 +207,7 @@ class NodeLane:
         if self.exchange is not None:
             self.exchange.close()
         self.page.close()
+        # Only now: what is read after the page is closed stays as it is.
         self._held = self._end()
         self.page.hold(self._opened_at, self._held)
 

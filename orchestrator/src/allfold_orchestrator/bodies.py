@@ -1,16 +1,10 @@
-"""The JSON messages of the control plane: requests, checked strictly, and answers."""
+"""The bodies of REST: requests, checked strictly, and answers."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import (
-    BaseModel,
-    Field,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
-    model_validator,
-)
+from pydantic import BaseModel, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
@@ -25,7 +19,7 @@ from allfold_core.schema import (
     MESSAGE,
     Address,
     ControlUrl,
-    EpochNumber,
+    OpeningNumber,
     Rank,
 )
 from allfold_core.topology import LinkModel
@@ -92,11 +86,11 @@ class RegisterNode(Request):
     version: str = Field(default="", max_length=64, description="Of the agent's software.")
     cores: int = Field(default=0, ge=0, le=1 << 20, description="That it may run on; 0: unknown.")
     link: Link | None = Field(default=None, description="Where it has measured, from then on.")
-    holds: dict[Name, EpochNumber] = Field(
+    holds: dict[Name, OpeningNumber] = Field(
         default_factory=dict,
         max_length=MAX_GROUPS_OF_A_NODE,
-        description="The epochs that it is running, by group: an orchestrator that lost its state "
-        "uses none of them again.",
+        description="The openings that it is running, by group: an orchestrator that lost its "
+        "state uses none of them again.",
     )
 
 
@@ -218,10 +212,17 @@ class JoinGroup(Request):
     )
 
 
+def _same_as(name: str) -> Any:
+    """Return a field of an older name; it repeats the one above it."""
+    note = f"The same as {name}; goes in 0.4."
+    return Field(default_factory=lambda fields: fields[name], description=note)
+
+
 class Joined(Answer):
     """The registration of a rank."""
 
-    epoch: int = Field(description="The epoch that is forming, or was just formed.")
+    opening: int = Field(description="The opening that is forming, or was just formed.")
+    epoch: int = _same_as("opening")
     ready: bool = Field(description="True once it is complete.")
 
 
@@ -236,7 +237,8 @@ class PlanWaiting(Answer):
     """The state of a formation whose ranks are not all there: ask again."""
 
     ready: Literal[False] = False
-    epoch: int
+    opening: int
+    epoch: int = _same_as("opening")
     present: list[int]
     missing: list[int]
     gave_up: list[int] = Field(
@@ -323,9 +325,9 @@ Phase = Literal["forming", "ready", "reduced", "recalled", "gone", "unreadable"]
 class GroupView(Shown):
     """The state of one group, for people.
 
-    While a group runs, ``present``, ``left`` and ``lost`` are the ranks of its epoch, all of them
+    While a group runs, ``present``, ``left`` and ``lost`` are the ranks of its opening, all of them
     together, and ``waiting`` those that have come for the next one: it begins when the last rank of
-    this one has left. While a group is forming, ``left`` and ``lost`` belong to the epoch before.
+    this one has left. While a group is forming, ``left`` and ``lost`` belong to the opening before.
     """
 
     group: str
@@ -336,8 +338,10 @@ class GroupView(Shown):
         "what they have reported: the ranks of the newest term, numbered from 0. gone: nobody is "
         "there. unreadable: the record is damaged or of another version; the log says more."
     )
-    epoch: int = Field(description="The epoch that runs or is forming, or the last one.")
-    last_epoch: int = Field(description="The last epoch that was ever complete.")
+    opening: int = Field(description="The opening that runs or is forming, or the last one.")
+    last_opening: int = Field(description="The last opening that was ever complete.")
+    epoch: int = _same_as("opening")
+    last_epoch: int = _same_as("last_opening")
     world_size: int | None
     timeout: float | None
     strategies: dict[str, str]

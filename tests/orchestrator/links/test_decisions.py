@@ -1,4 +1,4 @@
-"""A replica looks for signs of life, and retries verdicts that it cannot carry out."""
+"""A replica looks for signs of life, and retries decisions that it cannot carry out."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from unittest.mock import AsyncMock, Mock
 import pytest
 
 from allfold_core.errors import ServiceError
-from allfold_core.survival.term_record import StoreLife
+from allfold_core.survival.term_record import Life
 from allfold_orchestrator.links.detector_runner import DetectorRunner
 from allfold_orchestrator.links.dial import Dialled
 from allfold_orchestrator.links.known_terms import KnownTerms
 from allfold_orchestrator.links.link import Connected
 from allfold_orchestrator.membership import failure_detector
-from allfold_orchestrator.membership.group_state import Life
-from allfold_orchestrator.membership.suspects import Evict, SuspicionKind
+from allfold_orchestrator.membership.group_state import StoreLife
+from allfold_orchestrator.membership.suspects import Evict
 from tests.orchestrator.conftest import MakeStore
 from tests.orchestrator.fake_agent import FakeAgent, Replica, agents, replica
 from tests.orchestrator.links.test_known_terms import record
@@ -82,7 +82,7 @@ async def test_other_replicas_are_told_as_soon_as_they_can_be(
         assert (await served[0].group())["phase"] == "ready"
 
 
-async def test_a_verdict_that_may_not_be_carried_out_now_takes_no_suspicion_away(
+async def test_a_decision_that_may_not_be_carried_out_now_takes_no_suspicion_away(
     one: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with AsyncExitStack() as stack:
@@ -100,7 +100,7 @@ async def test_a_verdict_that_may_not_be_carried_out_now_takes_no_suspicion_away
         await c.suspect(b, "stuck")
         await b.hears("probe")
         await a.suspect(c)
-        await until(lambda: asked.count(("c", "1")) > 1, "it is judged, and judged again")
+        await until(lambda: asked.count(("c", "1")) > 1, "it is decided on, and again")
         assert ("c", "1") in runner.detector._suspects["b", "1"].suspicions, (
             "what it said still counts"
         )
@@ -123,7 +123,7 @@ async def test_a_life_ends_also_in_a_group_that_members_bring_back_while_it_is_e
         ended.append(groups)
         if len(ended) == 1:
             terms.replace("train", record(a="1", b="1"))
-            runner.suspect(("a", "1"), ("b", "1"), SuspicionKind.REFUSED, terms.lives, 0.0)
+            runner.suspect(("a", "1"), ("b", "1"), "refused", terms.lives, 0.0)
 
     refuses = AsyncMock(return_value=Dialled.REFUSED)
     parts = Mock(clear_up=clear_up), terms, Connected(), refuses, AsyncMock(), Event()
@@ -193,7 +193,7 @@ async def test_what_an_reporter_cannot_take_back_any_more_does_not_count(
         assert ("c", "1") in runner.detector._suspects["b", "1"].suspicions
 
 
-async def test_before_a_verdict_no_groups_are_read_but_those_of_who_may_be_judged(
+async def test_before_a_decision_no_groups_are_read_but_those_of_lives_in_question(
     one: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with AsyncExitStack() as stack:
@@ -295,7 +295,7 @@ async def test_an_answer_counts_although_it_cannot_be_noted_for_others(
         await a.hears("cleared", node="b")
 
 
-async def test_in_the_first_turn_after_the_store_has_failed_nobody_is_judged(
+async def test_in_the_first_turn_after_the_store_has_failed_no_suspect_is_decided_on(
     one: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The answer of the suspect may have been lost by that."""
