@@ -13,7 +13,7 @@ _OURS = ("/allfold/", "/allfold_core/")
 
 
 class Interrupt(BaseException):
-    """What the handler raises."""
+    """The exception that the handler raises."""
 
 
 class Interruption:

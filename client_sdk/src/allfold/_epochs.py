@@ -94,7 +94,7 @@ class Epochs:
 
     @property
     def boundary(self) -> int:
-        """The number of the boundary that this rank has to come to; 0 while nobody waits there."""
+        """The number of the boundary that this rank has to come to; 0 while no rank waits there."""
         return self._boundary if self._boundary > self._passed_boundary else 0
 
     @property

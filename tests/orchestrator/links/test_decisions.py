@@ -50,7 +50,7 @@ class Flaky:
         await self._works(*arguments)
 
 
-async def test_an_suspected_node_is_asked_on_its_link_although_others_cannot_be_told(
+async def test_a_suspected_node_is_asked_on_its_link_although_others_cannot_be_told(
     one: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with AsyncExitStack() as stack:

@@ -89,7 +89,7 @@ def test_silence_counts_from_the_first_suspicion_and_not_from_the_end_of_the_con
     assert decided(detector, 0.4 + AFTER) == {"a"}
 
 
-def test_an_suspected_node_is_probed_on_every_path_and_evicted_when_nobody_hears_it() -> None:
+def test_a_suspected_node_is_probed_on_every_path_and_evicted_when_nobody_hears_it() -> None:
     detector = FailureDetector()
     assert silent(detector, 0.0, B, A) == [Probe(A, (C, D))]
     assert decided(detector, CONFIRM_SECONDS - 0.01) == set()
@@ -225,7 +225,7 @@ def test_nothing_is_kept_of_lives_that_are_over() -> None:
     assert (detector.is_idle, detector._extended) == (True, {})
 
 
-def test_an_suspected_node_is_waited_for_longer_if_its_reporter_is_late_itself() -> None:
+def test_a_suspected_node_is_waited_for_longer_if_its_reporter_is_late_itself() -> None:
     detector = FailureDetector()
     detector.suspected(0.0, B, A, "silent", MEMBERS, lag=0.3)
     assert decided(detector, AFTER) == set()

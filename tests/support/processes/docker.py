@@ -234,12 +234,12 @@ class Project:
         return self._mine("ps", "--all", "--filter", f"label={SERVICE_LABEL}={service}")
 
     def inspect(self) -> dict[str, dict[str, Any]]:
-        """What the engine says of the container of each service, or of one of them."""
+        """Return the engine's record of a container of each service, by the name of the service."""
         found = json.loads(self.docker("inspect", *self._mine("ps", "--all")))
         return {each["Config"]["Labels"][SERVICE_LABEL]: each for each in found}
 
     def exit_codes(self, *services: str) -> dict[str, int]:
-        """How services that have ended did."""
+        """Return the exit codes of services that have ended, by their names."""
         found = self.inspect()
         return {service: found[service]["State"]["ExitCode"] for service in services}
 
@@ -249,7 +249,7 @@ class Project:
         self.docker("wait", *containers, seconds=seconds)
 
     def logs(self) -> str:
-        """Everything that every service printed, for people."""
+        """Return the output of all services, with timestamps."""
         return self._whole().compose("logs", "--no-color", "--timestamps")
 
     def leftovers(self) -> list[str]:
@@ -262,7 +262,7 @@ class Project:
             self._whole().compose("down", "--volumes", "--remove-orphans")
 
     def _mine(self, *command: str) -> list[str]:
-        """What a command of the engine lists of the project."""
+        """Return the ids that a listing command of the engine prints for this project."""
         mine = ("--quiet", "--filter", f"label={PROJECT_LABEL}={self.name}")
         return self.docker(*command, *mine).split()
 

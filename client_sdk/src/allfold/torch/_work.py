@@ -157,7 +157,7 @@ class Work(dist.Work):
     _source_rank = source_rank
 
     def watch(self) -> None:
-        """Start a thread that copies the result out and notes an error if nobody else does."""
+        """Start a thread that copies the result out, and notes an error that is unseen."""
         self._progress.future(self._ops, self.result, self._tensors)
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:

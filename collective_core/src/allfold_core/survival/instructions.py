@@ -116,7 +116,7 @@ class SendWishes:
 
 @dataclass(slots=True)
 class LeaveBoundary:
-    """Release ranks that wait at a boundary: the members have changed, or nobody waits any more."""
+    """Release ranks that wait at a boundary: the members have changed, or no rank waits to join."""
 
     sessions: tuple[str, ...]
 

@@ -184,7 +184,7 @@ class Epoch:
 
     @property
     def boundary(self) -> int:
-        """The number of the boundary that is announced; 0 while nobody waits."""
+        """The number of the boundary that is announced; 0 while no rank waits."""
         return self.boundaries if self.waiting else 0
 
     @cached_property

@@ -265,7 +265,7 @@ def _end(state: GroupState, reason: Reason) -> Outcome:
 
 
 def _forgotten(state: GroupState) -> bool:
-    """Return True if there was an opening of which nobody knows (any more) who had a rank in it."""
+    """Return True if the ranks of an earlier opening are not known, or are no longer."""
     known = 0 if state.current is None else state.current.plan.opening
     return known < state.last_opening
 

@@ -154,7 +154,7 @@ class LaneLinks:
 
     def close(self) -> None:
         """End all connections. From any thread."""
-        # First: until the lane's thread comes to _close, nobody is dialled or taken in.
+        # First: until the lane's thread comes to _close, it dials no node and takes none in.
         self._closed = True
         for event in list(self._dialling.values()):
             event.set()
