@@ -119,19 +119,27 @@ class CallChannel:
             return None
         now = monotonic()
         self._connection.glance(now)
-        number = -1
+        number, staged = -1, None
         try:
+            if not recipe.is_in_slots:
+                staged = self._stage(call)
             with self._lock:
                 number = self.next_op
                 slot = lane.slot_for(number)
-                if slot < 0 or not self._connection.is_usable:
-                    return None
-                give(lane.page, slot, call)
-                op = self._publish(lane, number, slot, recipe, timeout, now)
-            return self._posted(lane, op, call, timeout)
+                is_posted = slot >= 0 and self._connection.is_usable
+                if is_posted:
+                    if staged is None:
+                        give(lane.page, slot, call)
+                    op = self._publish(lane, number, slot, recipe, timeout, now, staged)
+            if is_posted:
+                return self._posted(lane, op, call, timeout, staged)
         except BaseException:
-            self._keep(lane, number, lambda: call, timeout)
+            if not self._keep(lane, number, lambda: call, timeout, staged) and staged is not None:
+                staged.free()
             raise
+        if staged is not None:
+            staged.free()
+        return None
 
     def _publish(
         self,
@@ -141,10 +149,12 @@ class CallChannel:
         recipe: Recipe,
         timeout: float,
         now: float,
+        staged: Staged | None = None,
     ) -> LaneOp:
-        """Post a call whose input lies in its slot; with an exception, it was posted or was not."""
+        """Post a call whose input is in place; with an exception, it was posted or was not."""
+        ends = None if staged is None else (staged.source, staged.target)
         try:
-            op = lane.post(number, slot, recipe, timeout, now)
+            op = lane.post(number, slot, recipe, timeout, now, ends)
             self.next_op = number + 1
         except BaseException:
             if lane.recover(number) is not None:
@@ -153,15 +163,28 @@ class CallChannel:
         return op
 
     def _keep(
-        self, lane: RankLane, number: int, call: Callable[[], RankCall], timeout: float
-    ) -> None:
-        """See to the result of an op that was posted before an exception came up."""
+        self,
+        lane: RankLane,
+        number: int,
+        call: Callable[[], RankCall],
+        timeout: float,
+        staged: Staged | None = None,
+    ) -> bool:
+        """See to the result of an op that was posted before an exception came up, if it was."""
         op = lane.posted(number)
         if op is not None and op.in_use and number not in self._ops.works:
-            self._posted(lane, op, call(), timeout)
+            self._posted(lane, op, call(), timeout, staged)
+        return op is not None
 
-    def _posted(self, lane: RankLane, op: LaneOp, call: RankCall, timeout: float) -> Work:
-        memory = LaneMemory(lane.page, call, op)
+    def _posted(
+        self,
+        lane: RankLane,
+        op: LaneOp,
+        call: RankCall,
+        timeout: float,
+        staged: Staged | None = None,
+    ) -> Work:
+        memory = LaneMemory(lane, call, op, staged)
         epochs = self._membership.epochs
         return Work(self._connection, op, epochs, op.seq, memory, timeout, self._ops)
 
@@ -185,7 +208,9 @@ class CallChannel:
         """
         filled = prepared.template.fill(given)
         lane, recipe = prepared.lane, prepared.recipe
-        if lane is None or recipe is None or (arrays := filled.arrays()) is None:
+        if lane is None or recipe is None or not recipe.is_in_slots:
+            return self._send_again(prepared, filled, timeout, waits=waits)
+        if (arrays := filled.arrays()) is None:
             return self._send_again(prepared, filled, timeout, waits=waits)
         inputs, outputs = arrays
         number = -1

@@ -7,9 +7,13 @@ from typing import TYPE_CHECKING
 
 from allfold._lane.recipe import Recipe
 from allfold._session.requests import Pending
+from allfold_core.protocol.rank_messages import Region
 
 if TYPE_CHECKING:
     from allfold._lane.short_lane import RankLane
+
+Ends = tuple[Region, Region]
+"""Where the input of a call, and its result, lie in the arena."""
 
 # After so long the agent is asked to look whether the op can be finished; again after twice that.
 _ASK_SECONDS = 0.05
@@ -22,7 +26,10 @@ class LaneOp(Pending):
     Attributes:
         slot: of the page.
         called: when (monotonic).
-        in_use: the result has yet to be taken from the slot, once there is one.
+        in_use: the result has yet to be taken from where it is, once there is one.
+        ends: where its input, and a result that the agent sends, lie in the arena; ``None`` where
+            they are in the slot.
+        place: of the page, where the result is; -1 for any other.
         differs: another rank has posted another call.
     """
 
@@ -33,7 +40,9 @@ class LaneOp(Pending):
         "_lane",
         "called",
         "differs",
+        "ends",
         "in_use",
+        "place",
         "recipe",
         "seq",
         "slot",
@@ -47,6 +56,7 @@ class LaneOp(Pending):
         recipe: Recipe,
         called: float,
         timeout: float,
+        ends: Ends | None,
     ) -> None:
         super().__init__(lane.connection)
         self._lane = lane
@@ -56,6 +66,8 @@ class LaneOp(Pending):
         self.called = called
         self.in_use = True
         self.differs = False
+        self.ends = ends
+        self.place = -1
         self._deadline = called + timeout
         self._ask_at = called + min(timeout, _ASK_SECONDS)
         self._ask_pause = _ASK_SECONDS

@@ -91,6 +91,10 @@ class RankPage:
         """The memory in which the agent leaves the result of an op that it has taken over."""
         return self._block(self.layout.output_offset(self.index, slot), nbytes)
 
+    def place_block(self, place: int, nbytes: int) -> ArenaBlock:
+        """The memory in which the agent leaves the result of an op that is not in a slot."""
+        return self._block(self.layout.place_offset(place), nbytes)
+
     def _block(self, offset: int, nbytes: int) -> ArenaBlock:
         memory = self._memory[offset : offset + nbytes]
         return ArenaBlock(Region(0, offset), nbytes, self.address + offset, memory, self)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import prod
 from typing import NamedTuple
 
+import numpy as np
+
+from allfold._arena import Bytes
 from allfold._elements import stored_as
 from allfold._lane.folding import Elements, Fold, copy, fold_of
 from allfold._lane.lane_page import RankPage
 from allfold_core.operations import Fingerprint, Kind
 from allfold_core.schedules.parts import Part, Placement, block_numels, exchange_layout, layout
-from allfold_core.short_lane.choice import LaneRules
+from allfold_core.short_lane.choice import LaneRules, longest_end
 from allfold_core.short_lane.page import digest_of
 
 
@@ -72,8 +75,11 @@ class Recipe:
     Args:
         packed: the fingerprint of the call.
         seat: of this process.
+        slot_bytes: the longest input or output that fits a slot.
 
     Attributes:
+        is_in_slots: the tensors go through the slots; else the inputs lie in the arena, and the
+            results in places of the page.
         digest: of the fingerprint; what ranks compare.
         stored: the type in which NumPy has the elements.
         moves: the parts of the output, in order.
@@ -81,14 +87,26 @@ class Recipe:
         fold: makes an element of the output of those that it comes from.
     """
 
-    def __init__(self, packed: bytes, seat: PageSeat) -> None:
+    def __init__(self, packed: bytes, seat: PageSeat, slot_bytes: int) -> None:
         fingerprint = Fingerprint.unpack(packed)
         self.packed = packed
+        self.is_in_slots = longest_end(fingerprint, seat.world_size) <= slot_bytes
         self.digest = digest_of(packed)
         self.stored = stored_as(fingerprint.dtype)
-        self.moves = tuple(_moves(fingerprint, seat))
+        self.moves = tuple(_joined(_moves(fingerprint, seat)))
         self.numel = max((move.stop for move in self.moves), default=0)
         self.fold: Fold = copy if seat.crosses_nodes else fold_of(fingerprint, seat.world_size)
+
+    def output_of(self, result: Bytes) -> Bytes:
+        """Return the output of this rank, of the result of its node; a copy if it has gaps."""
+        row = result.view(self.stored)
+        parts = [
+            row[start : start + move.stop - move.start]
+            for move in self.moves
+            for _, start in move.sources
+        ]
+        whole = parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else row[:0]
+        return whole.view(np.uint8)
 
 
 def _moves(fingerprint: Fingerprint, seat: PageSeat) -> Iterator[Move]:
@@ -97,6 +115,26 @@ def _moves(fingerprint: Fingerprint, seat: PageSeat) -> Iterator[Move]:
             if target.rank == seat.rank:
                 numel = part.slice.stop - part.slice.start
                 yield Move(target.offset, target.offset + numel, _sources(part, seat))
+
+
+def _joined(moves: Iterable[Move]) -> Iterator[Move]:
+    """Make one of moves that are next to each other on all sides."""
+    last: Move | None = None
+    for move in moves:
+        if last is not None and _is_next(last, move):
+            last = Move(last.start, move.stop, last.sources)
+            continue
+        if last is not None:
+            yield last
+        last = move
+    if last is not None:
+        yield last
+
+
+def _is_next(last: Move, move: Move) -> bool:
+    numel = last.stop - last.start
+    behind = tuple((row, start + numel) for row, start in last.sources)
+    return move.start == last.stop and move.sources == behind
 
 
 def _sources(part: Part, seat: PageSeat) -> tuple[tuple[int, int], ...]:
@@ -220,7 +258,9 @@ class Recipes:
             self._recipes.clear()
             self._plans.clear()
         seat = self._seat
-        recipe = Recipe(packed, seat) if self._rules.serve(packed, seat.world_size) else None
+        recipe = None
+        if self._rules.serve(packed, seat.world_size):
+            recipe = Recipe(packed, seat, self._page.layout.slot_bytes)
         self._recipes[packed] = recipe
         return recipe
 

@@ -14,14 +14,14 @@ from time import monotonic
 from typing import Any
 
 from allfold._lane.folding import Elements
-from allfold._lane.lane_op import LONGEST_ASK_SECONDS, LaneOp
+from allfold._lane.lane_op import LONGEST_ASK_SECONDS, Ends, LaneOp
 from allfold._lane.lane_page import BlockingTurn, PageWords, PostHeaders, RankPage
 from allfold._lane.recipe import PageSeat, Recipe, Recipes, SlotPlan
 from allfold._session.connection import AgentConnection
 from allfold_core.errors import AgentLost
 from allfold_core.protocol.rank_messages import Message, Outcome
 from allfold_core.short_lane.choice import LaneRules
-from allfold_core.short_lane.page import FIRST, HELD, SINCE
+from allfold_core.short_lane.page import FIRST, HELD, SINCE, write_ends
 
 # Some tens of microseconds where nothing else wants the processor.
 _SPINS = 50
@@ -72,6 +72,7 @@ class RankLane:
         self._in_slot: list[LaneOp | None] = [None] * page.layout.slots
         self._headers = PostHeaders(page, epoch)
         self._open: dict[int, LaneOp] = {}  # in the order of their numbers
+        self._landing: dict[int, LaneOp] = {}  # done, but their results are still in places
         self._next = 0
         self._last_misfit = -1
         self._finishing = RLock()
@@ -134,13 +135,23 @@ class RankLane:
             self._next = seq
             self._note_finished()
 
-    def post(self, seq: int, slot: int, recipe: Recipe, timeout: float, called: float) -> LaneOp:
-        """Tell the other ranks of a call whose input lies in its slot."""
+    def post(
+        self,
+        seq: int,
+        slot: int,
+        recipe: Recipe,
+        timeout: float,
+        called: float,
+        ends: Ends | None = None,
+    ) -> LaneOp:
+        """Tell the other ranks of a call whose input lies in its slot, or where ``ends`` says."""
+        words, word = self._words, self._mine[slot]
         self._headers.write(slot, recipe.digest, recipe.packed, timeout, called, seq)
-        op = LaneOp(self, seq, slot, recipe, called, timeout)
+        if ends is not None:
+            write_ends(self.page.view, word, *ends)
+        op = LaneOp(self, seq, slot, recipe, called, timeout, ends)
         self._open[seq] = self._in_slot[slot] = op
         self._next = seq + 1
-        words, word = self._words, self._mine[slot]
         words[word] = seq + 1  # until here it can be undone, from here on it is called
         self.page.fence()  # others see the word before this reads who blocks, and FIRST
         if self._seat.crosses_nodes:
@@ -355,9 +366,26 @@ class RankLane:
                 continue
             if not is_posted:  # nor do others finish what is behind it
                 break
-            self.recipes.write_output(op.recipe, op.slot)
+            self._take_result(op)
             self._note_done(op)  # only now: another thread may take its output at once
         self._note_finished()
+
+    def _take_result(self, op: LaneOp) -> None:
+        """Write a result to this rank's slot; a longer one stays where it is until it is copied."""
+        if op.ends is None:
+            self.recipes.write_output(op.recipe, op.slot)
+        else:
+            (agent,) = self._others[op.slot]
+            op.place = self._words[agent + 2]
+            self._landing[op.seq] = op
+
+    def release(self, op: LaneOp) -> None:
+        """Let the slot, or the place, of an op be used again: nobody looks at its result."""
+        op.in_use = False
+        if op.place >= 0:
+            with self._finishing:
+                self._landing.pop(op.seq, None)
+                self._note_finished()
 
     def _note_done(self, op: LaneOp) -> None:
         op.epoch, op.participants = self.epoch, self._world_size
@@ -365,9 +393,10 @@ class RankLane:
         self._open.pop(op.seq, None)
 
     def _note_finished(self) -> None:
-        """Publish the end of the finished ops, whose slots the others may use again."""
+        """Publish the end of the finished ops, whose slots and places may be used again."""
         end = self._next  # before the open ops: another thread may post one meanwhile
-        self._words[self._i_finished] = next(iter(list(self._open)), end)
+        end = next(iter(list(self._open)), end)
+        self._words[self._i_finished] = min(end, next(iter(self._landing), end))
 
     # What the agent says
 

@@ -10,6 +10,7 @@ from allfold._arena import Arena, ArenaBlock
 from allfold._calls.call import RankCall
 from allfold._lane.lane_op import LaneOp
 from allfold._lane.lane_page import RankPage
+from allfold._lane.short_lane import RankLane
 from allfold._tensors import TensorView
 from allfold_core.protocol.rank_messages import NO_FENCE, Region
 
@@ -39,27 +40,46 @@ class CallMemory(ABC):
 
 
 class LaneMemory(CallMemory):
-    """The slot of an op that was posted."""
+    """The slot of an op that was posted, or its memory in the arena and a place of the page.
 
-    __slots__ = ("_op", "_page")
+    Args:
+        staged: the memory in the arena, if the tensors do not go through the slot.
+    """
 
-    def __init__(self, page: RankPage, call: RankCall, op: LaneOp) -> None:
-        self._page = page
+    __slots__ = ("_lane", "_op", "_staged")
+
+    def __init__(self, lane: RankLane, call: RankCall, op: LaneOp, staged: Staged | None) -> None:
+        self._lane = lane
         self._call = call
         self._op = op
+        self._staged = staged
 
     def copy_out(self) -> Callable[[], None]:
-        outputs = self._call.outputs
-        if outputs and self._op.in_use:
-            nbytes = sum([view.nbytes for view in outputs])
-            block, start = self._page.output_block(self._op.slot, nbytes), 0
+        op, outputs = self._op, self._call.outputs
+        if self._staged is not None and op.place < 0:  # the agent has taken it over
+            return self._staged.copy_out()
+        if outputs and op.in_use:
+            nbytes, start = sum([view.nbytes for view in outputs]), 0
+            block = self._result(nbytes)
             for view in outputs:
                 view.copy_from(block, start)
                 start += view.nbytes
         return nothing
 
+    def _result(self, nbytes: int) -> ArenaBlock:
+        page, op, recipe = self._lane.page, self._op, self._op.recipe
+        if op.place < 0:
+            return page.output_block(op.slot, nbytes)
+        place = page.place_block(op.place, page.layout.place_bytes)
+        assert place.memory is not None
+        whole = recipe.output_of(place.memory)
+        return ArenaBlock(place.region, nbytes, whole.ctypes.data, whole, page)
+
     def free(self) -> None:
-        self._op.in_use = False
+        self._lane.release(self._op)
+        if self._staged is not None:
+            self._staged.free()
+            self._staged = None
 
 
 def give(page: RankPage, slot: int, call: RankCall) -> None:

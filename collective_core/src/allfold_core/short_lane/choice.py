@@ -8,22 +8,8 @@ from typing import Any, Self
 
 from allfold_core.dtypes import Wire
 from allfold_core.operations import AUTO, Fingerprint, Kind, kind_from_code
-from allfold_core.plan import Plan
 from allfold_core.schedules.parts import input_numel, output_numel
-from allfold_core.short_lane.page import FINGERPRINT_BYTES, SLOT_BYTES
-from allfold_core.topology import LinkModel
-
-MOST_NODES = 8
-"""Each node sends every other one a frame for each op, which is too many beyond."""
-
-LANE_STRATEGY = "direct"
-"""The strategy that adds up the contributions of nodes in the order in which the lane does."""
-
-# Of the other kinds, the part of the result that a node has is of no use to others: it needs their
-# word that they hold theirs before it hands out its own.
-_ACROSS_NODES = frozenset({Kind.ALL_REDUCE, Kind.ALL_GATHER, Kind.BROADCAST, Kind.BARRIER})
-# What an op of the long lane takes beside the time on the wire.
-_SAVED_SECONDS = 300e-6
+from allfold_core.short_lane.page import FINGERPRINT_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,28 +19,16 @@ class LaneRules:
     What all ranks know equally counts, and nothing else: never where the tensor of one rank lies.
 
     Attributes:
-        kinds: which ones.
-        most_bytes: the longest input or output of an op.
+        most_bytes: by kind, the longest input or output of an op; kinds that are not there never
+            go by the lane.
     """
 
-    kinds: frozenset[Kind]
-    most_bytes: int
+    most_bytes: Mapping[Kind, int]
 
-    @classmethod
-    def of(cls, plan: Plan) -> Self:
-        """Return the rules of an epoch.
-
-        Between nodes the lane sends every frame to every node. A group that asks for another
-        strategy for a kind has it in the long lane.
-        """
-        nodes = len(plan.members)
-        if nodes == 1:
-            return cls(frozenset(Kind), SLOT_BYTES)
-        asked = plan.options.strategies
-        kinds = [kind for kind in _ACROSS_NODES if asked.get(kind.label, AUTO) == AUTO]
-        if nodes > MOST_NODES:
-            kinds = []
-        return cls(frozenset(kinds), _most_bytes(plan.links, nodes))
+    @property
+    def longest(self) -> int:
+        """The longest input or output of an op of any kind."""
+        return max(self.most_bytes.values(), default=0)
 
     def serve(self, packed: bytes, world_size: int) -> bool:
         """Return True if an op goes by the lane.
@@ -65,37 +39,30 @@ class LaneRules:
             packed: the fingerprint of the call.
         """
         call = Fingerprint.unpack(packed)
-        if call.kind not in self.kinds or len(packed) > FINGERPRINT_BYTES:
+        if call.kind not in self.most_bytes or len(packed) > FINGERPRINT_BYTES:
             return False
         if call.strategy != AUTO or call.wire is not Wire.NATIVE or call.feedback:
             return False
         if call.kind is Kind.ALL_TO_ALL and len(set(call.counts)) > 1:
             return False
-        numel = self.most_bytes // call.dtype.itemsize
-        ranks = set(range(world_size)) if call.counts else {0, max(call.root, 0)}
-        return all(
-            max(input_numel(call, rank, world_size), output_numel(call, rank, world_size)) <= numel
-            for rank in ranks
-        )
+        return longest_end(call, world_size) <= self.most_bytes[call.kind]
 
     # In messages
 
     def to_dict(self) -> dict[str, Any]:
         """The rules in JSON."""
-        codes = sorted(kind.code for kind in self.kinds)
-        return {"kinds": codes, "most_bytes": self.most_bytes}
+        return {"most_bytes": [[kind.code, most] for kind, most in self.most_bytes.items()]}
 
     @classmethod
     def from_dict(cls, body: Mapping[str, Any]) -> Self:
         """The inverse of :meth:`to_dict`."""
-        return cls(frozenset(map(kind_from_code, body["kinds"])), int(body["most_bytes"]))
+        return cls({kind_from_code(code): int(most) for code, most in body["most_bytes"]})
 
 
-def _most_bytes(links: LinkModel, nodes: int) -> int:
-    """Return the longest input or output of an op between nodes.
-
-    A slot limits it, and what the mesh sends more than the ring does: with P nodes and m bytes,
-    (P-1) m instead of 2 (P-1)/P m. On a slow line that must not take longer than the lane saves.
-    """
-    more = (nodes - 1) * (nodes - 2) / nodes * links.seconds_per_byte
-    return int(min(SLOT_BYTES, _SAVED_SECONDS / more)) if more > 0 else SLOT_BYTES
+def longest_end(call: Fingerprint, world_size: int) -> int:
+    """Return the bytes of the longest input or output that a rank of an op has."""
+    ranks = range(world_size) if call.counts else {0, max(call.root, 0)}
+    sides = (input_numel, output_numel)
+    return call.dtype.itemsize * max(
+        side(call, rank, world_size) for rank in ranks for side in sides
+    )

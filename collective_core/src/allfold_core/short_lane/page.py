@@ -4,6 +4,10 @@ The agent makes one page per group and epoch, and hands it to its ranks. Each ra
 slots. To call an op it writes its input and a header into the next slot, and last the word that
 says which op that is. An op uses slot ``seq % slots`` of each rank.
 
+In a group on several nodes a tensor may be longer than a slot: then the header says where in the
+rank's arena its input lies, and where a result would go that comes by message. The agent puts the
+result of such an op into a *place* of the page, and says which one it is beside its word.
+
 In a group on one node the ranks do an op by themselves: each reads the inputs of all. In a group on
 several nodes the agent, which has a row of slots of its own, exchanges what its ranks have posted
 with the other agents, and posts the node's result.
@@ -35,8 +39,10 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple, Self
+
+from allfold_core.protocol.rank_messages import Region
 
 SLOTS = 8
 SLOT_BYTES = 64 * 1024
@@ -53,6 +59,8 @@ _ALIGNMENT = 4096
 _HEADER = struct.Struct("<QddIIq")
 _CALLED = struct.Struct("<d")
 _SEQ = struct.Struct("<q")
+_ENDS = struct.Struct("<QQ")
+_OFFSET_BITS = 48
 
 
 class PostHeader(NamedTuple):
@@ -83,12 +91,14 @@ class PageLayout:
     Attributes:
         ranks: the number of ranks of the node.
         slots: of each rank.
-        slot_bytes: the longest input, and the longest output, of an op.
+        slot_bytes: the longest input, and the longest output, of an op in a slot.
+        place_bytes: the longest result of an op whose inputs lie in the arenas; 0 without such ops.
     """
 
     ranks: int
     slots: int = SLOTS
     slot_bytes: int = SLOT_BYTES
+    place_bytes: int = 0
 
     @property
     def agent(self) -> int:
@@ -142,21 +152,28 @@ class PageLayout:
         """The place of what a rank gets."""
         return self.input_offset(rank, slot) + self.slot_bytes
 
+    def place_offset(self, place: int) -> int:
+        """The place of a result that is longer than a slot; there are as many as slots.
+
+        They take no memory before something is written there.
+        """
+        return self.input_offset(self._rows, 0) + place * self.place_bytes
+
     @property
     def size(self) -> int:
         """The size of the page in bytes."""
-        return self.input_offset(self._rows, 0)
+        return self.place_offset(self.slots)
 
     # In messages
 
     def to_dict(self) -> dict[str, int]:
         """The layout in JSON."""
-        return {"ranks": self.ranks, "slots": self.slots, "slot_bytes": self.slot_bytes}
+        return asdict(self)
 
     @classmethod
     def from_dict(cls, body: Mapping[str, Any]) -> Self:
         """The inverse of :meth:`to_dict`."""
-        return cls(int(body["ranks"]), int(body["slots"]), int(body["slot_bytes"]))
+        return cls(*(int(body[each.name]) for each in fields(cls)))
 
 
 def digest_of(packed: bytes) -> int:
@@ -177,6 +194,25 @@ def write_again(page: memoryview, word: int, called: float, seq: int) -> None:
     """Update the header of a slot whose call is like the one before but for its time and number."""
     _CALLED.pack_into(page, (word + 2) * WORD, called)
     _SEQ.pack_into(page, (word + 5) * WORD, seq)
+
+
+def write_ends(page: memoryview, word: int, source: Region, target: Region) -> None:
+    """Write where the input and the result of a call lie in the arena of its rank."""
+    _ENDS.pack_into(page, (word + 6) * WORD, _packed(source), _packed(target))
+
+
+def read_ends(page: memoryview, word: int) -> tuple[Region, Region]:
+    """Read what :func:`write_ends` has written."""
+    source, target = _ENDS.unpack_from(page, (word + 6) * WORD)
+    return _region(source), _region(target)
+
+
+def _packed(region: Region) -> int:
+    return region.segment << _OFFSET_BITS | region.offset
+
+
+def _region(packed: int) -> Region:
+    return Region(packed >> _OFFSET_BITS, packed & (1 << _OFFSET_BITS) - 1)
 
 
 def read_header(page: memoryview, word: int) -> PostHeader:

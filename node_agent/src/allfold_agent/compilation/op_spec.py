@@ -17,8 +17,9 @@ from allfold_core.errors import InvalidArgument
 from allfold_core.operations import Fingerprint, Kind
 from allfold_core.plan import Plan
 from allfold_core.pricing.choose import choose
+from allfold_core.pricing.lane import lane_rules, lane_strategy
 from allfold_core.schedules.parts import block_numels, check_counts, input_numel, output_numel
-from allfold_core.short_lane.choice import LANE_STRATEGY, LaneRules
+from allfold_core.short_lane.choice import longest_end
 
 LARGEST_OP_BYTES = 1 << 37
 _REMEMBERED = 512
@@ -63,7 +64,7 @@ class OpSpecs:
     def __init__(self, plan: Plan, me: int) -> None:
         self._plan = plan
         self._ranks = plan.members[me].ranks
-        self._lane = LaneRules.of(plan)
+        self._lane = lane_rules(plan)
         self.of = lru_cache(maxsize=_REMEMBERED)(self._make)
         """``of(packed)``; ``ValueError`` says why the agents could not do such an op."""
 
@@ -118,7 +119,8 @@ class OpSpecs:
         A short op may miss the lane by chance. Its sums have the same bits then.
         """
         if is_short and fingerprint.kind.reduces and len(self._plan.members) > 1:
-            return LANE_STRATEGY
+            longest = longest_end(fingerprint, self._plan.world_size)
+            return lane_strategy(fingerprint.kind, self._plan, longest)
         nbytes = wire.nbytes(sum(self._sizes(fingerprint)), fingerprint.kept_dtype.itemsize)
         return choose(
             fingerprint.kind,

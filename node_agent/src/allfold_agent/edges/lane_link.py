@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import logging
 import socket
+from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from time import monotonic
+from typing import Protocol
 
 import xxhash
 
@@ -22,10 +25,63 @@ from allfold_core.protocol.frames import HEADER_SIZE, FrameError, FrameHeader, F
 
 log = logging.getLogger(__name__)
 
-_STAGE_BYTES = 1 << 20
+LONGEST_PAYLOAD = 512 * 1024
+"""Of a frame: short against the caches, long against what it takes to send one."""
 
-OnFrame = Callable[[str, FrameHeader, bytearray], None]
+# The longest frame that is copied out of the stage; others come to their memory at once.
+_STAGE_BYTES = HEADER_SIZE + 64 * 1024
+_MOST_BUFFERS_AT_ONCE = 64
+_MOST_IDLE = 32
+
+Payload = memoryview | bytearray
 OnChange = Callable[[], None]
+
+
+class FrameSink(Protocol):
+    """Takes the frames that come."""
+
+    def destination(self, node: str, header: FrameHeader) -> memoryview | None:
+        """Return the memory for the payload of a frame; ``None`` for any other."""
+
+    def take(self, node: str, header: FrameHeader, payload: Payload, *, is_there: bool) -> None:
+        """Take in a frame; with ``is_there`` it has come to its :meth:`destination`."""
+
+
+class Payloads:
+    """Memory for long payloads; what was used last is used next, as the caches have it."""
+
+    def __init__(self) -> None:
+        self._idle: list[bytearray] = []
+
+    def take(self, nbytes: int) -> memoryview:
+        """Return memory of a size, until it is given back."""
+        memory = self._idle.pop() if self._idle else bytearray(LONGEST_PAYLOAD)
+        return memoryview(memory)[:nbytes]
+
+    def give_back(self, payload: Payload) -> None:
+        """Take a payload back, if it is of this memory."""
+        memory = payload.obj if isinstance(payload, memoryview) else None
+        if not isinstance(memory, bytearray) or len(memory) != LONGEST_PAYLOAD:
+            return
+        if len(self._idle) < _MOST_IDLE:
+            self._idle.append(memory)
+
+
+class Incoming:
+    """A long frame that is on its way.
+
+    Attributes:
+        is_there: the payload comes to where the sink wants it.
+        got: the bytes that have come.
+    """
+
+    __slots__ = ("got", "header", "is_there", "payload")
+
+    def __init__(self, header: FrameHeader, payload: memoryview, *, is_there: bool) -> None:
+        self.header = header
+        self.payload = payload
+        self.is_there = is_there
+        self.got = 0
 
 
 class LaneLink:
@@ -34,25 +90,33 @@ class LaneLink:
     Args:
         node: the other one.
         thread: the lane's.
-        on_frame: told of each frame that has come.
+        sink: takes the frames that come.
+        payloads: memory for those.
         on_broken: told when a connection has ended.
     """
 
     def __init__(
-        self, node: str, thread: LaneThread, on_frame: OnFrame, on_broken: OnChange
+        self,
+        node: str,
+        thread: LaneThread,
+        sink: FrameSink,
+        payloads: Payloads,
+        on_broken: OnChange,
     ) -> None:
         self.node = node
         self.sent, self.received = EdgeCounters(), EdgeCounters()
         self._thread = thread
-        self._on_frame = on_frame
+        self._sink = sink
+        self._payloads = payloads
         self._on_broken = on_broken
         self._broke_at: dict[str, float] = {}
         self._out: socket.socket | None = None
         self._in: socket.socket | None = None
-        self._unsent = b""
+        self._unsent: deque[memoryview] = deque()
         self._stage = bytearray(_STAGE_BYTES)
         self._view = memoryview(self._stage)
         self._filled = 0
+        self._incoming: Incoming | None = None
         self._number = 0
 
     @property
@@ -108,22 +172,30 @@ class LaneLink:
 
     # Sending
 
+    @property
+    def has_sent(self) -> bool:
+        """True unless something waits for room in the connection."""
+        return not self._unsent
+
     def send(
-        self, seq: int, stamp: int, fingerprint: int, behind: int, payload: memoryview | bytes
+        self, seq: int, stamp: int, fingerprint: int, behind: int, start: int, payload: Payload
     ) -> None:
-        """Send a frame; what the socket does not take at once follows as soon as it does."""
+        """Send a frame; what the socket does not take at once follows as soon as it does.
+
+        Its memory is in use until :attr:`has_sent`, or :meth:`let_go`.
+        """
         out = self._out
         if out is None:
             return
         digest = xxhash.xxh3_64_intdigest(payload) if crosses_a_wire(out) else 0
         number, self._number = self._number, self._number + 1
         header = FrameHeader(
-            FrameType.DATA, stamp, number, seq, 0, len(payload), fingerprint, digest, behind
+            FrameType.DATA, stamp, number, seq, start, len(payload), fingerprint, digest, behind
         ).pack()
         self.sent.frames += 1
         self.sent.payload_bytes += len(payload)
         if self._unsent:
-            self._unsent += header + bytes(payload)
+            self._unsent += (memoryview(header), memoryview(payload))
             return
         try:
             sent = out.sendmsg((header, payload))
@@ -133,8 +205,24 @@ class LaneLink:
             self._lose_out(error)
             return
         if sent < HEADER_SIZE + len(payload):
-            self._unsent = (header + bytes(payload))[sent:]
+            self._unsent += (memoryview(header), memoryview(payload))
+            self._drop_sent(sent)
             self._thread.modify(out.fileno(), READABLE | WRITABLE)
+
+    def let_go(self) -> None:
+        """Use no memory any more that others have given, or will: it is theirs again."""
+        self._unsent = deque(memoryview(bytes(each)) for each in self._unsent)
+        incoming = self._incoming
+        if incoming is not None and incoming.is_there:
+            incoming.payload = self._payloads.take(incoming.header.length)
+            incoming.is_there = False
+
+    def _drop_sent(self, count: int) -> None:
+        unsent = self._unsent
+        while unsent and count >= len(unsent[0]):
+            count -= len(unsent.popleft())
+        if count:
+            unsent[0] = unsent[0][count:]
 
     def _serve_out(self, events: int) -> None:
         out = self._out
@@ -142,7 +230,7 @@ class LaneLink:
             return
         try:
             if events & WRITABLE and self._unsent:
-                self._unsent = self._unsent[out.send(self._unsent) :]
+                self._drop_sent(out.sendmsg(list(islice(self._unsent, _MOST_BUFFERS_AT_ONCE))))
                 if not self._unsent:
                     self._thread.modify(out.fileno(), READABLE)
             if events & ~WRITABLE and not out.recv(1):
@@ -161,7 +249,8 @@ class LaneLink:
         if self._out is not None:
             self._thread.unregister(self._out.fileno())
             self._out.close()
-        self._out, self._unsent = None, b""
+        self._out = None
+        self._unsent.clear()
 
     # Receiving
 
@@ -170,11 +259,13 @@ class LaneLink:
         if connected is None:
             return
         try:
-            count = connected.recv_into(self._view[self._filled :])
-            if not count:
-                raise EOFError("the peer has closed the connection")
-            self._filled += count
-            self._take_frames()
+            if self._incoming is None:
+                self._filled += _received(connected, self._view[self._filled :])
+                self._take_frames()
+            # Behind the stage: what is there already of a long frame need not wait for its turn.
+            while (incoming := self._incoming) is not None:
+                incoming.got += _received(connected, incoming.payload[incoming.got :])
+                self._take_if_whole(incoming)
         except BlockingIOError:
             return
         except (OSError, EOFError, FrameError) as error:
@@ -186,31 +277,60 @@ class LaneLink:
         self._on_broken()
 
     def _take_frames(self) -> None:
+        """Take the frames that are in the stage; the last may be a long one that goes on."""
         start = 0
-        while self._filled - start >= HEADER_SIZE:
+        while self._incoming is None and self._filled - start >= HEADER_SIZE:
             header = FrameHeader.unpack(self._view[start : start + HEADER_SIZE])
             end = start + HEADER_SIZE + header.length
-            if end - start > _STAGE_BYTES:
-                raise FrameError(f"a frame of {header.length} bytes in the short lane")
             if end > self._filled:
-                break
+                if end - start <= _STAGE_BYTES:
+                    break
+                start = self._begin_long(header, start + HEADER_SIZE)
+                continue
             payload = self._stage[start + HEADER_SIZE : end]
-            if header.digest and xxhash.xxh3_64_intdigest(payload) != header.digest:
-                raise FrameError(f"the payload of frame {header.number} is damaged")
             start = end
-            self.received.frames += 1
-            self.received.payload_bytes += header.length
-            self._on_frame(self.node, header, payload)
+            self._take(header, payload, is_there=False)
         if start:
             rest = self._filled - start
             self._view[:rest] = self._stage[start : self._filled]
             self._filled = rest
 
+    def _begin_long(self, header: FrameHeader, start: int) -> int:
+        """Begin with a frame whose payload begins in the stage; returns where the stage ends."""
+        if header.length > LONGEST_PAYLOAD:
+            raise FrameError(f"a frame of {header.length} bytes in the short lane")
+        wanted = self._sink.destination(self.node, header)
+        payload = self._payloads.take(header.length) if wanted is None else wanted
+        incoming = Incoming(header, payload, is_there=wanted is not None)
+        incoming.got = self._filled - start
+        payload[: incoming.got] = self._view[start : self._filled]
+        self._incoming = incoming
+        return self._filled
+
+    def _take_if_whole(self, incoming: Incoming) -> None:
+        if incoming.got == incoming.header.length:
+            self._incoming = None
+            self._take(incoming.header, incoming.payload, is_there=incoming.is_there)
+
+    def _take(self, header: FrameHeader, payload: Payload, *, is_there: bool) -> None:
+        if header.digest and xxhash.xxh3_64_intdigest(payload) != header.digest:
+            raise FrameError(f"the payload of frame {header.number} is damaged")
+        self.received.frames += 1
+        self.received.payload_bytes += header.length
+        self._sink.take(self.node, header, payload, is_there=is_there)
+
     def _drop_in(self) -> None:
         if self._in is not None:
             self._thread.unregister(self._in.fileno())
             self._in.close()
-        self._in, self._filled = None, 0
+        self._in, self._filled, self._incoming = None, 0, None
+
+
+def _received(connected: socket.socket, view: memoryview) -> int:
+    count = connected.recv_into(view)
+    if not count:
+        raise EOFError("the peer has closed the connection")
+    return count
 
 
 class LaneDoor:

@@ -28,6 +28,8 @@ def add_segment(process: RankConnection, data: bytes, descriptors: list[int]) ->
     if not descriptors:
         raise InvalidArgument("a segment without a file descriptor")
     process.add_segment(number, size, descriptors.pop())
+    for membership in list(process.memberships.values()):
+        membership.group.lanes.arena_grew()
 
 
 class GpuMemoryRequests:

@@ -1,4 +1,4 @@
-"""The exchange of the short lane with other nodes: one frame from each node to each, for every op.
+"""The exchange of the short lane with other nodes: frames from each node to each, for every op.
 
 In the lane's thread, but for what is said otherwise. Whether the lane is open, and what of it is
 published, is decided under the lock of the group's ops.
@@ -7,27 +7,33 @@ published, is decided under the lock of the group's ops.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from time import monotonic
 
+import torch
+
 from allfold_agent.groups.epoch import GroupEpoch
 from allfold_agent.groups.lane.links import LaneLinks
-from allfold_agent.groups.lane.page import AgentPage
-from allfold_agent.groups.lane.program import LaneProgram
+from allfold_agent.groups.lane.page import AgentPage, NextPost
+from allfold_agent.groups.lane.program import LaneProgram, Outgoing, Payload
+from allfold_agent.groups.lane.under_way import EarlyFrame, HeldResult, OpUnderWay
 from allfold_agent.groups.outcomes import OpTable
+from allfold_agent.runtime.buffers import Buffer, BufferPool
 from allfold_agent.runtime.lane_thread import LaneThread
 from allfold_core.protocol.frames import FrameHeader
+from allfold_core.protocol.rank_messages import Region
 
 log = logging.getLogger(__name__)
 
 _REMEMBERED = 256
-# Frames that are kept of ops that this node has not come to: nobody is that far ahead.
+# Ops of which frames are kept that this node has not come to: nobody is that far ahead.
 _MOST_EARLY = 64
 _MOST_MESSAGES = 4096
 
-Frames = dict[int, tuple[int, bytearray]]
-"""By node, the digest of the sender's call, and what it has sent."""
+RankInput = Callable[[int, Region, int], torch.Tensor | None]
+"""``rank_input(row, region, nbytes)``: what a local rank brings, in its arena; ``None`` as long as
+that part of the arena is not known here."""
 
 
 class LaneExchange:
@@ -49,8 +55,10 @@ class LaneExchange:
         epoch: GroupEpoch,
         node: str,
         page: AgentPage,
+        rank_input: RankInput,
         links: LaneLinks,
         table: OpTable,
+        buffers: BufferPool,
         thread: LaneThread,
         trouble: Callable[[str], None],
         on_published: Callable[[], None],
@@ -59,8 +67,10 @@ class LaneExchange:
         self.published = 0
         self._epoch = epoch
         self._page = page
+        self._rank_input = rank_input
         self._links = links
         self._table = table
+        self._buffers = buffers
         self._thread = thread
         self._trouble = trouble
         self._on_published = on_published
@@ -68,17 +78,14 @@ class LaneExchange:
         self._me = self._names.index(node)
         self._others = [name for name in self._names if name != node]
         self._programs: dict[bytes, LaneProgram] = {}
-        self._early: dict[int, Frames] = {}  # by op
-        self._published: dict[int, tuple[LaneProgram, int]] = {}  # the latest, with their slots
+        self._early: dict[int, list[EarlyFrame]] = {}  # by op
+        self._published: dict[int, HeldResult] = {}  # the latest ones
+        self._places: dict[int, int] = {}  # by op, those of results that may be in use
         self._far: dict[str, int] = dict.fromkeys(self._others, 0)
         self._messages: set[int] = set()  # the ops that local ranks do in the long lane
         self._ends = [0.0] * page.layout.slots  # by slot, when its last op was published
         self._is_stopped = False  # by trouble, until the lane is opened again
-        # The op that is under way
-        self._seq = -1
-        self._slot = 0
-        self._program: LaneProgram | None = None
-        self._digest = 0
+        self._op: OpUnderWay | None = None
 
     @property
     def wake_descriptor(self) -> int:
@@ -91,7 +98,7 @@ class LaneExchange:
         """Take the ops from this one on into the lane."""
         self._is_stopped = False
         self.published = first
-        self._published = {}
+        self.drop_results()
         self._messages = set()
         # Last of these: the lane's thread looks at it without the lock.
         self.is_open = True
@@ -100,7 +107,7 @@ class LaneExchange:
     def close(self) -> None:
         """Publish nothing more."""
         self.is_open = False
-        self._thread.call(lambda: self._thread.remove(self))
+        self._thread.call(self._end_serving)
 
     def final_everywhere(self) -> int:
         """Return the end of the ops whose results all nodes are known to have."""
@@ -115,8 +122,11 @@ class LaneExchange:
 
     def silent_nodes(self, seq: int) -> tuple[str, ...]:
         """Return the nodes that have sent nothing for an op."""
-        sent = self._early.get(seq, {})
-        return tuple(node for node in self._others if self._names.index(node) not in sent)
+        heard = {each.node for each in list(self._early.get(seq, ()))}
+        op = self._op
+        if op is not None and op.seq == seq:
+            heard |= op.heard
+        return tuple(node for node in self._others if self._names.index(node) not in heard)
 
     def published_at(self, slot: int) -> float:
         """Return when the last op of a slot was published (monotonic)."""
@@ -125,34 +135,67 @@ class LaneExchange:
     # In the lane's thread
 
     def _begin_serving(self, first: int) -> None:
-        self._seq = -1
+        self._end_serving()
         self._early = {seq: frames for seq, frames in self._early.items() if seq >= first}
         self._far = dict.fromkeys(self._others, 0)
+        self._places = {}
         self._thread.add(self)
+
+    def _end_serving(self) -> None:
+        self._thread.remove(self)
+        if self._op is not None:
+            # Its memory will be used for something else.
+            self._links.let_go()
+            self._op.hold().release()
+            self._op = None
 
     def announce(self, blocks: bool) -> None:
         self._page.announce_agent(blocks=blocks)
 
-    def take(self, node: str, header: FrameHeader, payload: bytearray) -> None:
-        """Take in a frame of another node; one of an op that nobody waits for is dropped."""
-        if header.stamp != self._epoch.packed_stamp or node not in self._far:
+    def destination(self, node: str, header: FrameHeader) -> memoryview | None:
+        """Return the memory for the payload of a frame; ``None`` for any other."""
+        op = self._op
+        if op is None or header.seq != op.seq or not self._is_ours(node, header):
+            return None
+        return op.destination(self._names.index(node), header.offset, header.length)
+
+    def _is_ours(self, node: str, header: FrameHeader) -> bool:
+        return header.stamp == self._epoch.packed_stamp and node in self._far
+
+    def take(
+        self, node: str, header: FrameHeader, payload: Payload, *, is_there: bool = False
+    ) -> None:
+        """Take in a frame of another node; one of an op that nobody waits for is dropped.
+
+        Args:
+            is_there: it has come to its :meth:`destination`.
+        """
+        if not self._is_ours(node, header):
             return
-        seq = header.seq
+        seq, op = header.seq, self._op
         if self.is_open:
             if seq < self.published:
                 return
             self._far[node] = max(seq - header.behind, self._far[node])
+        frame = EarlyFrame(self._names.index(node), header.offset, header.fingerprint, payload)
+        if op is not None and op.seq == seq:
+            self._guarded(lambda: self._feed(op, frame, is_there=is_there))
+            return
         if seq not in self._early and len(self._early) >= _MOST_EARLY:
             del self._early[min(self._early)]
-        self._early.setdefault(seq, {})[self._names.index(node)] = header.fingerprint, payload
+        self._early.setdefault(seq, []).append(frame)
         if self.is_open and seq in self._messages and not self._is_stopped:
             self._stop(f"node {node} does op {seq} in the short lane, ranks here in the long one")
 
     def advance(self) -> bool:
         if not self.is_open or self._is_stopped:
             return False
+        return self._guarded(self._advance)
+
+    def _guarded(self, step: Callable[[], bool]) -> bool:
+        """Take a step; an op that cannot be done ends the lane, not its thread."""
         try:
-            return self._advance()
+            return step()
         except ValueError as error:  # a call that nobody can do: its ranks will be told
             self._stop(f"the next op is not to be done: {error}")
         except Exception:
@@ -161,80 +204,130 @@ class LaneExchange:
         return False
 
     def _advance(self) -> bool:
-        begun = self._seq < 0 and self._begin()
-        if self._seq < 0:
-            return False
-        frames = self._early.get(self._seq)
-        if frames is None or len(frames) < len(self._others):
+        begun = self._op is None and self._begin()
+        op = self._op
+        # What has not left yet lies in the memory of ranks, who may use it again after this.
+        if op is None or not op.is_whole or not self._links.have_sent:
             return begun
-        self._finish(frames)
+        self._finish(op)
         return True
 
     def _begin(self) -> bool:
         """Send what the local ranks have posted, once all have posted the next op."""
-        page = self._page
-        post = page.next_post(self.published)
+        post = self._page.next_post(self.published)
         if post is None:
             return False
         if post.is_mixed:
             self._stop(f"local calls of op {post.seq} differ")
             return False
-        program = self._program = self._programs.get(post.fingerprint) or self._learn(
-            post.fingerprint
-        )
-        seq, slot = post.seq, post.slot
-        payload, behind = program.payload(slot), seq - self.published
-        spec, stamp = program.spec, self._epoch.packed_stamp
-        for node in self._others:
-            link = self._links.to(node)
-            if link is not None:
-                link.send(seq, stamp, spec.digest, behind, payload)
-        self._seq, self._slot, self._digest = seq, slot, spec.digest
+        program = self._programs.get(post.fingerprint) or self._learn(post.fingerprint)
+        op = self._prepared(post, program)
+        if op is None:
+            return False
+        self._op = op
+        self._send(op, op.begin())
+        for frame in self._early.pop(op.seq, ()):
+            self._feed(op, frame)
         return True
 
     def _learn(self, packed: bytes) -> LaneProgram:
         if len(self._programs) >= _REMEMBERED:
             self._programs.clear()
         spec = self._epoch.specs.of(packed)
-        program = LaneProgram(spec, self._epoch.plan, self._page, self._me)
+        program = LaneProgram(spec, self._epoch.plan, self._page.layout, self._me)
         self._programs[packed] = program
         return program
 
-    def _finish(self, frames: Frames) -> None:
-        """Publish the result of an op, now that all nodes have sent what they have."""
-        seq, slot, program = self._seq, self._slot, self._program
-        assert program is not None
-        del self._early[seq]
-        self._seq = -1
-        for node, (digest, payload) in frames.items():
-            if digest != self._digest or not program.fits(node, payload):
-                self._stop(f"op {seq} is another call on node {self._names[node]}")
-                return
-        # Before it is published: a rank copies the result as soon as it sees the word.
-        program.finish(slot, {node: payload for node, (_, payload) in frames.items()})
+    def _send(self, op: OpUnderWay, frames: Iterable[Outgoing]) -> None:
+        behind, stamp = op.seq - self.published, self._epoch.packed_stamp
+        for node, start, payload in frames:
+            link = self._links.to(self._names[node])
+            if link is not None:
+                link.send(op.seq, stamp, op.digest, behind, start, payload)
+
+    def _feed(self, op: OpUnderWay, frame: EarlyFrame, *, is_there: bool = False) -> bool:
+        name = self._names[frame.node]
+        if frame.digest != op.digest:
+            self._stop(f"op {op.seq} is another call on node {name}")
+            return False
+        self._send(op, op.take(frame.node, frame.start, frame.payload, is_there=is_there))
+        return True
+
+    def _finish(self, op: OpUnderWay) -> None:
+        """Publish the result of an op, now that all is there that others send."""
+        self._op = None
         with self._table.lock:
             # It may have been closed, or even opened again from a later op on.
-            if not self.is_open or seq < self.published:
+            if not self.is_open or op.seq < self.published:
+                op.hold().release()
                 return
-            self._page.publish(seq, slot)
-            self._ends[slot] = monotonic()
-            self.published = seq + 1
-            self._published = self.held()
-            self._published[seq] = program, slot
+            self._page.publish(op.seq, op.slot, op.place)
+            self._ends[op.slot] = monotonic()
+            self.published = op.seq + 1
+            self._drop_final()
+            self._published[op.seq] = op.hold()
         # Behind the word, at which whoever is woken looks.
-        self._page.wake_for_result(slot)
+        self._page.wake_for_result(op.slot)
         self._on_published()
 
     def _stop(self, reason: str) -> None:
         self._is_stopped = True
         self._trouble(reason)
 
-    # The results that other nodes may need
+    # The memory of an op
 
-    def held(self) -> dict[int, tuple[LaneProgram, int]]:
-        """Return the programs and slots of published ops that other nodes may not have.
+    def _prepared(self, post: NextPost, program: LaneProgram) -> OpUnderWay | None:
+        """Return the next op; ``None`` as long as the memory of a rank is not known here."""
+        page, place = self._page, -1
+        if program.is_in_slots:
+            memory = program.in_slot(page, post.slot)
+            return OpUnderWay(post, program, memory, place, (), self._links.free)
+        inputs = []
+        for row, nbytes in enumerate(program.input_bytes):
+            source, _ = page.ends(row, post.slot)
+            found = self._rank_input(row, source, nbytes)
+            if found is None:
+                return None
+            inputs.append(found)
+        place = self._free_place()
+        self._places[post.seq] = place
+        buffers: list[Buffer] = []
+        kept, own = (
+            self._room(nbytes, buffers) for nbytes in (program.kept_bytes, program.own_bytes)
+        )
+        memory = program.memory(inputs, page.place(place), kept, own)
+        return OpUnderWay(post, program, memory, place, tuple(buffers), self._links.free)
 
-        With the table's lock held.
+    def _free_place(self) -> int:
+        """Return the first place whose result no local rank needs, and no other node.
+
+        There is one: a rank posts no op while its last one of the same slot is in use.
         """
+        end = min(self._page.end_of_finished_by_all(), self.final_everywhere())
+        self._places = {seq: place for seq, place in self._places.items() if seq >= end}
+        used = set(self._places.values())
+        return next(each for each in range(self._page.layout.slots) if each not in used)
+
+    def _room(self, nbytes: int, buffers: list[Buffer]) -> torch.Tensor | None:
+        if not nbytes:
+            return None
+        buffers.append(self._buffers.take(nbytes))
+        return buffers[-1].bytes
+
+    # The results that other nodes may need, with the table's lock held
+
+    def held(self) -> dict[int, HeldResult]:
+        """Return the results of published ops that other nodes may not have."""
         since = self.final_everywhere()
         return {seq: each for seq, each in self._published.items() if seq >= since}
+
+    def drop_results(self) -> None:
+        """Let go of all results."""
+        for each in self._published.values():
+            each.release()
+        self._published = {}
+
+    def _drop_final(self) -> None:
+        since = self.final_everywhere()
+        for seq in [each for each in self._published if each < since]:
+            self._published.pop(seq).release()

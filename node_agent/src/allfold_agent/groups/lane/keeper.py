@@ -17,15 +17,15 @@ from allfold_agent.edges.connections import EdgeCounters
 from allfold_agent.edges.lane_link import LaneDoor
 from allfold_agent.edges.opening import EdgeRequest
 from allfold_agent.groups.epoch import GroupEpoch, NodeResources
-from allfold_agent.groups.lane.exchange import LaneExchange
+from allfold_agent.groups.lane.exchange import LaneExchange, RankInput
 from allfold_agent.groups.lane.links import LaneLinks
 from allfold_agent.groups.lane.page import AgentPage
 from allfold_agent.groups.lane.records import LaneRecords
 from allfold_agent.groups.lane.short_lane import NodeLane
 from allfold_agent.runtime import machine
 from allfold_core.errors import ServiceError
+from allfold_core.pricing.lane import MOST_NODES
 from allfold_core.protocol.frames import FrameHeader
-from allfold_core.short_lane.choice import MOST_NODES
 
 if TYPE_CHECKING:
     from allfold_agent.groups.group import NodeGroup
@@ -84,7 +84,7 @@ class LaneKeeper:
     def _enter_across(self, before: NodeLane | None, epoch: GroupEpoch) -> None:
         lane = self._same(before, epoch)
         if lane is not None:
-            lane.exchange = self._exchange(epoch, lane.page)
+            lane.exchange = self._exchange(epoch, lane.page, lane.rank_input)
         elif before is None or before.ordinal != epoch.ordinal:
             lane = NodeLane(epoch, self._group.node, self._exchange)
         self.lane = lane  # None where the ranks have a page for another order of the nodes
@@ -93,15 +93,17 @@ class LaneKeeper:
     def _others(self, epoch: GroupEpoch) -> list[str]:
         return sorted(epoch.record.nodes - {self._group.node})
 
-    def _exchange(self, epoch: GroupEpoch, page: AgentPage) -> LaneExchange:
+    def _exchange(self, epoch: GroupEpoch, page: AgentPage, rank_input: RankInput) -> LaneExchange:
         thread = self._resources.lane_thread
         assert thread is not None
         return LaneExchange(
             epoch,
             self._group.node,
             page,
+            rank_input,
             self._have_links(),
             self._group.table,
+            self._resources.buffers,
             thread,
             lambda reason: self._group.event(partial(self.withdraw, reason)),
             self._op_published,
@@ -118,16 +120,26 @@ class LaneKeeper:
                 self._group.members,
                 self._resources.dial,
                 thread,
-                self._take_frame,
+                self,
                 lambda: self._group.event(self._links_changed),
             )
         return self._links
 
-    def _take_frame(self, node: str, header: FrameHeader, payload: bytearray) -> None:
-        """Hand a frame to the exchange of the current epoch; in the lane's thread."""
+    # Frames, in the lane's thread: the exchange of the current epoch gets them
+
+    def destination(self, node: str, header: FrameHeader) -> memoryview | None:
+        """Return the memory for the payload of a frame; ``None`` for any other."""
+        lane = self.lane
+        exchange = None if lane is None else lane.exchange
+        return None if exchange is None else exchange.destination(node, header)
+
+    def take(
+        self, node: str, header: FrameHeader, payload: memoryview | bytearray, *, is_there: bool
+    ) -> None:
+        """Take in a frame; with ``is_there`` it has come to its :meth:`destination`."""
         lane = self.lane
         if lane is not None and lane.exchange is not None:
-            lane.exchange.take(node, header, payload)
+            lane.exchange.take(node, header, payload, is_there=is_there)
 
     def serve(self, request: EdgeRequest) -> LaneDoor:
         """Return the door for a connection that another node opens.
@@ -274,13 +286,14 @@ class LaneKeeper:
         if lane.exchange is None:
             return
         group, epoch = self._group, self._group.current
-        for seq, (program, slot) in sorted(lane.exchange.held().items()):
-            call = epoch.call_of(program.spec)
+        for seq, result in sorted(lane.exchange.held().items()):
+            call = epoch.call_of(result.spec)
             group.agreement.machine.hold(seq, dict.fromkeys(lane.sessions, call))
-            held = program.held(slot)
+            held = result.bytes
             buffer = self._resources.buffers.take(held.nbytes)
             buffer.bytes[: held.nbytes] = held
             group.results.keep_copy(seq, epoch.stamp, buffer, held.nbytes)
+        lane.exchange.drop_results()
 
     def pass_completed(self) -> None:
         """Tell the agreement what the ranks have done."""
@@ -370,6 +383,12 @@ class LaneKeeper:
         """Allow a rank to post ops after ``seq``, as all its messages up to that were read."""
         if self.lane is not None:
             self.lane.note_read(session, seq)
+
+    def arena_grew(self) -> None:
+        """Look once more at a post whose input was in memory that was not known here."""
+        thread, lane = self._resources.lane_thread, self.lane
+        if thread is not None and lane is not None and lane.exchange is not None:
+            thread.call(_nothing)
 
     def look(self, seq: int) -> None:
         """Close the lane if the ranks cannot finish an op that one awaits. From any thread."""

@@ -10,7 +10,7 @@ from threading import Event
 
 from allfold_agent.edges.connections import EdgeCounters
 from allfold_agent.edges.edges import DialFrom
-from allfold_agent.edges.lane_link import LaneDoor, LaneLink, OnFrame
+from allfold_agent.edges.lane_link import FrameSink, LaneDoor, LaneLink, Payloads
 from allfold_agent.edges.members import GroupLife, GroupNodes
 from allfold_agent.edges.opening import EdgeOpener, EdgeRequest, Traffic
 from allfold_agent.runtime.lane_thread import LaneThread
@@ -28,7 +28,7 @@ class LaneLinks:
         opening: tells this opening of that name from others.
         me: the name of this node.
         members: all nodes of the group.
-        on_frame: told of each frame that has come.
+        sink: takes the frames that come.
         on_change: told when a link is whole, or broken.
     """
 
@@ -40,14 +40,15 @@ class LaneLinks:
         members: GroupNodes,
         dial: DialFrom,
         thread: LaneThread,
-        on_frame: OnFrame,
+        sink: FrameSink,
         on_change: Callable[[], None],
     ) -> None:
         self._group, self._opening, self._me = group, opening, me
         self._members = members
         self._dial = dial
         self._thread = thread
-        self._on_frame = on_frame
+        self._sink = sink
+        self._payloads = Payloads()
         self._on_change = on_change
         self._links: dict[GroupLife, LaneLink] = {}
         self._dialling: dict[GroupLife, Event] = {}
@@ -63,6 +64,24 @@ class LaneLinks:
         """Return the link to a node; ``None`` if the group goes on without it."""
         life = self._members.life_of(node)
         return None if life is None else self._links.get(life)
+
+    # In the lane's thread
+
+    @property
+    def have_sent(self) -> bool:
+        """True unless something waits for room in a connection."""
+        return all(link.has_sent for link in self._links.values())
+
+    def let_go(self) -> None:
+        """Use no memory any more that others have given, or will."""
+        for link in self._links.values():
+            link.let_go()
+
+    def free(self, payload: memoryview | bytearray) -> None:
+        """Take a payload back that nobody needs any more."""
+        self._payloads.give_back(payload)
+
+    # From any thread, but for what has a thread's name in it
 
     def want(self, nodes: Collection[str]) -> None:
         """Make links to these nodes, and end the others. From any thread."""
@@ -81,7 +100,9 @@ class LaneLinks:
         link = self._links.get(life)
         if link is None:
             broken = partial(self._broken, life)
-            link = self._links[life] = LaneLink(life[0], self._thread, self._on_frame, broken)
+            link = self._links[life] = LaneLink(
+                life[0], self._thread, self._sink, self._payloads, broken
+            )
         return link
 
     def _open(self, life: GroupLife) -> None:

@@ -14,6 +14,7 @@ import torch
 from allfold_agent.runtime import machine
 from allfold_agent.runtime.buffers import MappedMemory
 from allfold_agent.runtime.locks import make_lock
+from allfold_core.protocol.rank_messages import Region
 from allfold_core.short_lane.page import (
     FINGERPRINT_BYTES,
     FIRST,
@@ -23,6 +24,7 @@ from allfold_core.short_lane.page import (
     WORD,
     PageLayout,
     PostHeader,
+    read_ends,
     read_header,
 )
 
@@ -162,10 +164,12 @@ class AgentPage:
         posted = (all_words[layout.post_word(0, slot)] for slot in range(layout.slots))
         return min((each for each in posted if each > after), default=0) - 1
 
-    def publish(self, seq: int, slot: int) -> None:
-        """Tell the ranks that the result of an op is in the agent's slot."""
+    def publish(self, seq: int, slot: int, place: int) -> None:
+        """Tell the ranks that the result of an op is in the agent's slot, or in a place."""
         layout, all_words = self.layout, self._words
         word = layout.post_word(layout.agent, slot)
+        if place >= 0:
+            all_words[word + 2] = place
         all_words[word + 1] = all_words[layout.post_word(0, slot) + 1]
         # Last: who sees it reads the digest beside it.
         all_words[word] = seq + 1
@@ -185,6 +189,19 @@ class AgentPage:
         self._words[self.layout.waiting_word(self.layout.agent)] = blocks
         with self._fence:
             pass
+
+    def ends(self, rank: int, slot: int) -> tuple[Region, Region]:
+        """Return where the input of a post is in the arena, and where its result may go."""
+        return read_ends(self._view, self.layout.post_word(rank, slot))
+
+    def place(self, place: int) -> torch.Tensor:
+        """Return the memory of a result that is longer than a slot."""
+        start = self.layout.place_offset(place)
+        return self.bytes[start : start + self.layout.place_bytes]
+
+    def end_of_finished_by_all(self) -> int:
+        """Return the number below which no local rank needs the result of an op."""
+        return min(map(self.end_of_finished, range(self.layout.ranks)))
 
     # Posts
 

@@ -109,12 +109,13 @@ class LaneRecords:
             for session, rank in zip(lane.sessions, lane.ranks, strict=True)
             if session in posts
         }
+        fingerprint = Fingerprint.unpack(packed)
         return OpRecord(
             seq,
             lane.ordinal,
             self._group.current.plan.world_size,
-            Fingerprint.unpack(packed),
-            lane.strategy,
+            fingerprint,
+            lane.strategy_of(fingerprint),
             state,
             start,
             end - start,

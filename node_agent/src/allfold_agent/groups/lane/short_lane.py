@@ -17,13 +17,15 @@ import torch
 
 from allfold_agent.execution.op import RankEndpoint
 from allfold_agent.groups.epoch import LOCAL, GroupEpoch
-from allfold_agent.groups.lane.exchange import LaneExchange
+from allfold_agent.groups.lane.exchange import LaneExchange, RankInput
 from allfold_agent.groups.lane.page import AgentPage, Post, end_of_complete
 from allfold_agent.runtime.buffers import MappedMemory
 from allfold_core.errors import InvalidArgument
+from allfold_core.operations import Fingerprint
+from allfold_core.pricing.lane import lane_rules, lane_strategy
 from allfold_core.protocol.rank_messages import OpMessage, Outcome, Region, pack_taken
-from allfold_core.short_lane.choice import LANE_STRATEGY, LaneRules
-from allfold_core.short_lane.page import NEVER, PageLayout, digest_of
+from allfold_core.short_lane.choice import longest_end
+from allfold_core.short_lane.page import NEVER, SLOT_BYTES, PageLayout, digest_of
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +35,7 @@ _PAGE = 0  # the segment of a call that was posted
 _FIRST_PAUSE = 8
 _LONGEST_PAUSE = 4096
 
-MakeExchange = Callable[[GroupEpoch, AgentPage], LaneExchange]
+MakeExchange = Callable[[GroupEpoch, AgentPage, RankInput], LaneExchange]
 
 
 class PostingRank:
@@ -71,7 +73,7 @@ class PostedCall:
     """
 
     session: str
-    endpoint: PostingRank
+    endpoint: RankEndpoint
     number: int
     message: OpMessage
     called: float
@@ -104,9 +106,11 @@ class NodeLane:
         self._placement = [list(member.ranks) for member in plan.members]
         self._node = next(i for i, member in enumerate(plan.members) if member.node == node)
         self.ranks = tuple(self._placement[self._node])
-        self.page = AgentPage(PageLayout(len(sessions)))
-        self.exchange = exchange(epoch, self.page) if exchange else None
-        self._rules = LaneRules.of(plan)
+        self._rules = rules = lane_rules(plan)
+        place = rules.longest if exchange and rules.longest > SLOT_BYTES else 0
+        self.page = AgentPage(PageLayout(len(sessions), place_bytes=place))
+        self.exchange = exchange(epoch, self.page, self.rank_input) if exchange else None
+        self._plan = plan
         self.obstacle = ""
         self.was_opened = False
         self._ranks: dict[str, tuple[PostingRank, int]] = {}
@@ -117,10 +121,12 @@ class NodeLane:
         self._has_misfit = False  # since it was opened
         self._opened_at = 0
 
-    @property
-    def strategy(self) -> str:
-        """The name of the strategy by which ops are done here."""
-        return LOCAL if self.exchange is None else LANE_STRATEGY
+    def strategy_of(self, fingerprint: Fingerprint) -> str:
+        """Return the name of the strategy by which an op is done here."""
+        if self.exchange is None:
+            return LOCAL
+        longest = longest_end(fingerprint, self._plan.world_size)
+        return lane_strategy(fingerprint.kind, self._plan, longest)
 
     @property
     def descriptors(self) -> list[int]:
@@ -145,6 +151,18 @@ class NodeLane:
             number: what it calls the group.
         """
         self._ranks[session] = PostingRank(self.page, connection), number
+
+    def rank_input(self, row: int, region: Region, nbytes: int) -> torch.Tensor | None:
+        """Return what a local rank brings; ``None`` as long as its arena is not known that far.
+
+        From any thread. Of what never is, the rank is told when its op is taken over.
+        """
+        endpoint, _ = self._ranks[self.sessions[row]]
+        try:
+            return endpoint.connection.memory(region, nbytes)
+        except InvalidArgument as error:
+            log.debug("%s: it may be on its way", error)
+            return None
 
     @property
     def is_open(self) -> bool:
@@ -258,15 +276,16 @@ class NodeLane:
 
     def _call(self, session: str, post: Post) -> PostedCall:
         layout, header, rank = self.page.layout, post.header, self.sessions.index(session)
-        endpoint, number = self._ranks[session]
+        posting, number = self._ranks[session]
+        packed = self.fingerprint(session, post)
+        endpoint: RankEndpoint = posting
+        source = Region(_PAGE, layout.input_offset(rank, post.slot))
+        target = Region(_PAGE, layout.output_offset(rank, post.slot))
+        if longest_end(Fingerprint.unpack(packed), self._plan.world_size) > layout.slot_bytes:
+            endpoint = posting.connection
+            source, target = self.page.ends(rank, post.slot)
         message = OpMessage(
-            number,
-            post.seq,
-            header.timeout,
-            Region(_PAGE, layout.input_offset(rank, post.slot)),
-            Region(_PAGE, layout.output_offset(rank, post.slot)),
-            self.fingerprint(session, post),
-            view=header.view,
+            number, post.seq, header.timeout, source, target, packed, view=header.view
         )
         return PostedCall(session, endpoint, number, message, min(header.called, monotonic()))
 

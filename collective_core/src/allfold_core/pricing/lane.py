@@ -1,0 +1,84 @@
+"""The ops of an epoch for which the short lane is the faster way, by prediction.
+
+Pure functions of the plan, so every node comes to the same.
+"""
+
+from __future__ import annotations
+
+from allfold_core.operations import AUTO, Kind
+from allfold_core.plan import Plan
+from allfold_core.pricing.predict import predict
+from allfold_core.schedules.registry import candidates
+from allfold_core.short_lane.choice import LaneRules
+from allfold_core.short_lane.page import SLOT_BYTES
+
+MOST_NODES = 8
+"""Each node sends every other one a frame for each op, which is too many beyond."""
+
+LONGEST_BYTES = 16 << 20
+"""The longest input or output of an op between nodes."""
+
+_STRATEGIES = {
+    Kind.ALL_REDUCE: ("direct", "direct2"),
+    Kind.ALL_GATHER: ("direct",),
+    Kind.BROADCAST: ("centralized",),
+    Kind.BARRIER: ("direct",),
+}
+"""What the lane does between nodes, as strategies say it. Of the other kinds, the part of the
+result that a node has is of no use to others: it needs their word that they hold theirs before it
+hands out its own."""
+
+# What an op of the long lane takes beside what its strategy is predicted to take, in seconds and as
+# a part of that: its chunks pass through several threads.
+_SAVED_SECONDS = 300e-6
+_SAVED_PART = 0.25
+_FEWEST_BYTES = 1024
+
+
+def lane_rules(plan: Plan) -> LaneRules:
+    """Return the rules of an epoch.
+
+    A group that asks for another strategy for a kind has it in the long lane, between nodes.
+    """
+    nodes = len(plan.members)
+    if nodes == 1:
+        return LaneRules(dict.fromkeys(Kind, SLOT_BYTES))
+    if nodes > MOST_NODES:
+        return LaneRules({})
+    asked = plan.options.strategies
+    kinds = [kind for kind in _STRATEGIES if asked.get(kind.label, AUTO) == AUTO]
+    return LaneRules({kind: _most_bytes(kind, plan) for kind in kinds})
+
+
+def lane_strategy(kind: Kind, plan: Plan, nbytes: int) -> str:
+    """Return the strategy by which the lane does an op between nodes.
+
+    The long lane takes the same one for such an op, so that its sums have the same bits there.
+
+    Args:
+        nbytes: what travels, of the tensor or of all blocks.
+    """
+    names = _STRATEGIES[kind]
+    return min(names, key=lambda name: _seconds(kind, name, plan, nbytes))
+
+
+def _most_bytes(kind: Kind, plan: Plan) -> int:
+    """Return the longest input or output of an op for which the lane is no slower.
+
+    Which detours around slow links are worth it, only the long lane knows, so where there are any
+    it is a slot at most.
+    """
+    most = SLOT_BYTES if plan.layout.slow else LONGEST_BYTES
+    while most > _FEWEST_BYTES and not _is_faster(kind, plan, most):
+        most //= 2
+    return most
+
+
+def _is_faster(kind: Kind, plan: Plan, nbytes: int) -> bool:
+    ours = _seconds(kind, lane_strategy(kind, plan, nbytes), plan, nbytes)
+    best = min(_seconds(kind, name, plan, nbytes) for name in candidates(kind))
+    return ours <= best * (1 + _SAVED_PART) + _SAVED_SECONDS
+
+
+def _seconds(kind: Kind, strategy: str, plan: Plan, nbytes: int) -> float:
+    return predict(kind, strategy, len(plan.members), nbytes, plan.links)

@@ -1,0 +1,136 @@
+"""The op that the nodes exchange now in the short lane of a group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+
+from allfold_agent.compilation.op_spec import OpSpec
+from allfold_agent.groups.lane.page import NextPost
+from allfold_agent.groups.lane.program import LaneProgram, OpMemory, Outgoing, Payload
+from allfold_agent.runtime.buffers import Buffer
+
+
+class EarlyFrame(NamedTuple):
+    """A frame of an op that this node has not come to.
+
+    Attributes:
+        node: the index of the sender.
+        digest: of its call.
+    """
+
+    node: int
+    start: int
+    digest: int
+    payload: Payload
+
+
+class HeldResult(NamedTuple):
+    """The result of a published op, which other nodes may fetch.
+
+    Attributes:
+        kept: as the op's memory has it.
+        buffers: that it is in, if it is not in the page.
+    """
+
+    spec: OpSpec
+    kept: torch.Tensor
+    buffers: tuple[Buffer, ...]
+
+    @property
+    def bytes(self) -> torch.Tensor:
+        """The result as bytes."""
+        kept = self.kept
+        return kept.view(torch.uint8) if kept.numel() else torch.empty(0, dtype=torch.uint8)
+
+    def release(self) -> None:
+        """Let go of it, as nobody will ask for it."""
+        for buffer in self.buffers:
+            buffer.release()
+
+
+class OpUnderWay:
+    """What has come of an op, and what is still missing.
+
+    Args:
+        place: of its result in the page; -1 where it is in the slot.
+        buffers: what it works in beside the page.
+        free: takes a payload back that is not needed any more.
+
+    Attributes:
+        heard: the nodes of which something has come.
+    """
+
+    def __init__(
+        self,
+        post: NextPost,
+        program: LaneProgram,
+        memory: OpMemory,
+        place: int,
+        buffers: tuple[Buffer, ...],
+        free: Callable[[Payload], None],
+    ) -> None:
+        self.seq, self.slot = post.seq, post.slot
+        self.program = program
+        self.place = place
+        self.digest = program.spec.digest
+        self.heard: set[int] = set()
+        self._memory = memory
+        self._buffers = buffers
+        self._free = free
+        self._missing = dict(program.expected)
+        self._operands: dict[int, dict[int, Payload]] = {}
+
+    @property
+    def is_whole(self) -> bool:
+        """True once all that others send has come."""
+        return not self._missing
+
+    def begin(self) -> Iterator[Outgoing]:
+        """Yield what this node sends at once."""
+        return self.program.begin(self._memory)
+
+    def destination(self, node: int, start: int, nbytes: int) -> memoryview | None:
+        """Return the memory of a chunk that is taken as it comes; ``None`` for any other."""
+        stop = self._missing.get((node, start))
+        program = self.program
+        if stop is None or program.is_folded(start) or program.nbytes(start, stop) != nbytes:
+            return None
+        return program.destination(self._memory, start, stop)
+
+    def take(self, node: int, start: int, payload: Payload, *, is_there: bool) -> list[Outgoing]:
+        """Take in a chunk; returns what this node sends now.
+
+        Args:
+            node: the index of the sender.
+            is_there: it has come to its :meth:`destination`.
+
+        Raises:
+            ValueError: it is none that is missing.
+        """
+        program, memory = self.program, self._memory
+        stop = self._missing.pop((node, start), -1)
+        if stop < 0 or program.nbytes(start, stop) != len(payload):
+            raise ValueError(f"{len(payload)} bytes at {start} are no chunk of it")
+        self.heard.add(node)
+        if program.is_folded(start):
+            operands = self._operands.setdefault(start, {})
+            operands[node] = payload
+            if len(operands) < len(program.others):
+                return []
+            frames = program.fold(memory, start, operands)
+            for each in self._operands.pop(start).values():
+                self._free(each)
+            return frames
+        if stop > start:
+            if not is_there:
+                program.destination(memory, start, stop)[:] = payload
+                self._free(payload)
+            program.finish(memory, start, stop)
+        return []
+
+    def hold(self) -> HeldResult:
+        """Return the result, now that it is published."""
+        return HeldResult(self.program.spec, self._memory.kept, self._buffers)
