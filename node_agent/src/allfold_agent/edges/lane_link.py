@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import struct
 from collections import deque
 from collections.abc import Callable
 from itertools import islice
@@ -18,10 +19,19 @@ from typing import Protocol
 import xxhash
 
 from allfold_agent.edges.connections import EdgeCounters, tune
+from allfold_agent.edges.outgoing import SentFiles, SharedMemory
+from allfold_agent.edges.received_files import MissingFile, ReceivedFiles
 from allfold_agent.runtime.lane_thread import READABLE, WRITABLE, LaneThread
 from allfold_agent.runtime.tunnels import crosses_a_wire
 from allfold_core.errors import PeerLost
-from allfold_core.protocol.frames import HEADER_SIZE, FrameError, FrameHeader, FrameType
+from allfold_core.protocol.frames import (
+    HEADER_SIZE,
+    RANGE_SIZE,
+    FrameError,
+    FrameHeader,
+    FrameType,
+    SharedRange,
+)
 
 log = logging.getLogger(__name__)
 
@@ -30,10 +40,21 @@ LONGEST_PAYLOAD = 512 * 1024
 
 # The longest frame that is copied out of the stage; others come to their memory at once.
 _STAGE_BYTES = HEADER_SIZE + 64 * 1024
-_MOST_BUFFERS_AT_ONCE = 64
+_MOST_PIECES_AT_ONCE = 64
 _MOST_IDLE = 32
 
+# What is shorter is sent itself, to a node on this machine as well.
+_SHARED_BYTES = 32 * 1024
+_TAKES_FILES = b"f"
+_RIGHTS_BYTES = socket.CMSG_SPACE(struct.calcsize("i"))
+_CLOSE_ON_EXEC = socket.MSG_CMSG_CLOEXEC
+_DESCRIPTOR = struct.Struct("i")
+
 Payload = memoryview | bytearray
+FilePlace = tuple[SharedMemory, int]
+"""A file, and where something begins in it."""
+Unsent = tuple[memoryview, int]
+"""Bytes, and a descriptor that goes with the first of them; -1 for none."""
 OnChange = Callable[[], None]
 
 
@@ -48,10 +69,16 @@ class FrameSink(Protocol):
 
 
 class Payloads:
-    """Memory for long payloads; what was used last is used next, as the caches have it."""
+    """Memory for long payloads; what was used last is used next, as the caches have it.
+
+    Attributes:
+        files_come: False once a frame of a node on this machine came without the file that it is
+            in: something between the two passes bytes alone.
+    """
 
     def __init__(self) -> None:
         self._idle: list[bytearray] = []
+        self.files_come = True
 
     def take(self, nbytes: int) -> memoryview:
         """Return memory of a size, until it is given back."""
@@ -112,7 +139,9 @@ class LaneLink:
         self._broke_at: dict[str, float] = {}
         self._out: socket.socket | None = None
         self._in: socket.socket | None = None
-        self._unsent: deque[memoryview] = deque()
+        self._unsent: deque[Unsent] = deque()
+        self._sent_files: SentFiles | None = None  # where the other node takes files
+        self._files = ReceivedFiles()
         self._stage = bytearray(_STAGE_BYTES)
         self._view = memoryview(self._stage)
         self._filled = 0
@@ -148,8 +177,10 @@ class LaneLink:
         self._view[: len(early)] = early
         self._thread.register(connected.fileno(), self._serve_in)
         try:
+            if self._payloads.files_come and not crosses_a_wire(connected):
+                connected.send(_TAKES_FILES)
             self._take_frames()
-        except FrameError as error:
+        except (OSError, FrameError) as error:
             self._lose_in(error)
 
     def close(self) -> None:
@@ -178,40 +209,56 @@ class LaneLink:
         return not self._unsent
 
     def send(
-        self, seq: int, stamp: int, fingerprint: int, behind: int, start: int, payload: Payload
+        self,
+        seq: int,
+        stamp: int,
+        fingerprint: int,
+        behind: int,
+        start: int,
+        payload: Payload,
+        place: FilePlace | None = None,
     ) -> None:
         """Send a frame; what the socket does not take at once follows as soon as it does.
 
         Its memory is in use until :attr:`has_sent`, or :meth:`let_go`.
+
+        Args:
+            place: where a node on this machine may read the payload, until it has the op's result.
         """
         out = self._out
         if out is None:
             return
-        digest = xxhash.xxh3_64_intdigest(payload) if crosses_a_wire(out) else 0
+        nbytes = len(payload)
+        self.sent.frames += 1
+        self.sent.payload_bytes += nbytes
+        kind, digest, descriptor = FrameType.DATA, 0, -1
+        if place is not None and self._sent_files is not None and nbytes >= _SHARED_BYTES:
+            kind = FrameType.SHARED
+            payload, descriptor = _range_of(self._sent_files, *place, nbytes)
+        elif crosses_a_wire(out):
+            digest = xxhash.xxh3_64_intdigest(payload)
         number, self._number = self._number, self._number + 1
         header = FrameHeader(
-            FrameType.DATA, stamp, number, seq, start, len(payload), fingerprint, digest, behind
+            kind, stamp, number, seq, start, len(payload), fingerprint, digest, behind
         ).pack()
-        self.sent.frames += 1
-        self.sent.payload_bytes += len(payload)
         if self._unsent:
-            self._unsent += (memoryview(header), memoryview(payload))
+            self._unsent += ((memoryview(header), descriptor), (memoryview(payload), -1))
             return
         try:
-            sent = out.sendmsg((header, payload))
+            sent = out.sendmsg((header, payload), _rights(descriptor))
         except BlockingIOError:
             sent = 0
         except OSError as error:
             self._lose_out(error)
             return
         if sent < HEADER_SIZE + len(payload):
-            self._unsent += (memoryview(header), memoryview(payload))
+            self._unsent += ((memoryview(header), descriptor), (memoryview(payload), -1))
             self._drop_sent(sent)
             self._thread.modify(out.fileno(), READABLE | WRITABLE)
 
     def let_go(self) -> None:
         """Use no memory any more that others have given, or will: it is theirs again."""
-        self._unsent = deque(memoryview(bytes(each)) for each in self._unsent)
+        self._unsent = deque((memoryview(bytes(each)), file) for each, file in self._unsent)
         incoming = self._incoming
         if incoming is not None and incoming.is_there:
             incoming.payload = self._payloads.take(incoming.header.length)
@@ -219,10 +266,20 @@ class LaneLink:
 
     def _drop_sent(self, count: int) -> None:
         unsent = self._unsent
-        while unsent and count >= len(unsent[0]):
-            count -= len(unsent.popleft())
+        while unsent and count >= len(unsent[0][0]):
+            count -= len(unsent.popleft()[0])
         if count:
-            unsent[0] = unsent[0][count:]
+            unsent[0] = unsent[0][0][count:], -1
+
+    def _send_unsent(self, out: socket.socket) -> None:
+        """Send what waits, up to the next descriptor, which begins a message of its own."""
+        unsent = self._unsent
+        descriptor, pieces = unsent[0][1], [unsent[0][0]]
+        for piece, file in islice(unsent, 1, _MOST_PIECES_AT_ONCE):
+            if file >= 0:
+                break
+            pieces.append(piece)
+        self._drop_sent(out.sendmsg(pieces, _rights(descriptor)))
 
     def _serve_out(self, events: int) -> None:
         out = self._out
@@ -230,11 +287,15 @@ class LaneLink:
             return
         try:
             if events & WRITABLE and self._unsent:
-                self._drop_sent(out.sendmsg(list(islice(self._unsent, _MOST_BUFFERS_AT_ONCE))))
+                self._send_unsent(out)
                 if not self._unsent:
                     self._thread.modify(out.fileno(), READABLE)
-            if events & ~WRITABLE and not out.recv(1):
-                raise EOFError("the peer has closed the connection")
+            if events & ~WRITABLE:
+                said = out.recv(1)
+                if not said:
+                    raise EOFError("the peer has closed the connection")
+                if said == _TAKES_FILES and not crosses_a_wire(out):
+                    self._sent_files = SentFiles()
         except BlockingIOError:
             return
         except (OSError, EOFError) as error:
@@ -251,6 +312,7 @@ class LaneLink:
             self._out.close()
         self._out = None
         self._unsent.clear()
+        self._sent_files = None
 
     # Receiving
 
@@ -260,7 +322,7 @@ class LaneLink:
             return
         try:
             if self._incoming is None:
-                self._filled += _received(connected, self._view[self._filled :])
+                self._filled += self._received_with_files(connected)
                 self._take_frames()
             # Behind the stage: what is there already of a long frame need not wait for its turn.
             while (incoming := self._incoming) is not None:
@@ -275,6 +337,17 @@ class LaneLink:
         self._note_break("from", error)
         self._drop_in()
         self._on_broken()
+
+    def _received_with_files(self, connected: socket.socket) -> int:
+        room = self._view[self._filled :]
+        if crosses_a_wire(connected):
+            return _received(connected, room)
+        count, rights, _, _ = connected.recvmsg_into([room], _RIGHTS_BYTES, _CLOSE_ON_EXEC)
+        for _, _, data in rights:
+            self._files.add([each for (each,) in _DESCRIPTOR.iter_unpack(data)])
+        if not count:
+            raise EOFError("the peer has closed the connection")
+        return count
 
     def _take_frames(self) -> None:
         """Take the frames that are in the stage; the last may be a long one that goes on."""
@@ -313,17 +386,51 @@ class LaneLink:
             self._take(incoming.header, incoming.payload, is_there=incoming.is_there)
 
     def _take(self, header: FrameHeader, payload: Payload, *, is_there: bool) -> None:
-        if header.digest and xxhash.xxh3_64_intdigest(payload) != header.digest:
+        if header.type is FrameType.SHARED:
+            header, payload = self._shared(header, payload)
+        elif header.digest and xxhash.xxh3_64_intdigest(payload) != header.digest:
             raise FrameError(f"the payload of frame {header.number} is damaged")
         self.received.frames += 1
         self.received.payload_bytes += header.length
         self._sink.take(self.node, header, payload, is_there=is_there)
+
+    def _shared(self, header: FrameHeader, payload: Payload) -> tuple[FrameHeader, Payload]:
+        """Return the frame that one stands for whose payload lies in memory of the sender."""
+        if header.length != RANGE_SIZE:
+            raise FrameError(f"frame {header.number} cannot have its payload in shared memory")
+        found = SharedRange.unpack(payload)
+        try:
+            memory = self._files.memory(header.number, found)
+        except MissingFile:
+            self._payloads.files_come = False
+            raise
+        return header._replace(type=FrameType.DATA, length=found.nbytes), memory.numpy().data
 
     def _drop_in(self) -> None:
         if self._in is not None:
             self._thread.unregister(self._in.fileno())
             self._in.close()
         self._in, self._filled, self._incoming = None, 0, None
+        self._files.close()
+        self._files = ReceivedFiles()
+
+
+def _range_of(
+    files: SentFiles, memory: SharedMemory, start: int, nbytes: int
+) -> tuple[bytearray, int]:
+    """Say where a payload lies; returns that, and the descriptor that has to go with it, or -1."""
+    slot = files.slot_of(memory)
+    found = SharedRange(files.next_slot if slot is None else slot, slot is None, start, nbytes)
+    if slot is not None or memory.file is None:
+        return bytearray(found.pack()), -1
+    files.add(memory)
+    return bytearray(found.pack()), memory.file
+
+
+def _rights(descriptor: int) -> list[tuple[int, int, bytes]]:
+    if descriptor < 0:
+        return []
+    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, _DESCRIPTOR.pack(descriptor))]
 
 
 def _received(connected: socket.socket, view: memoryview) -> int:

@@ -40,8 +40,20 @@ class SendQueue:
 SLOTS = 8
 
 
+class SharedMemory(Protocol):
+    """Memory that agents of this machine can map; see ``Buffer`` and ``SharedFile``."""
+
+    @property
+    def serial(self) -> int:
+        """No other one ever has it."""
+
+    @property
+    def file(self) -> int | None:
+        """The descriptor of its file; ``None`` if it is none."""
+
+
 class SentFiles:
-    """The work buffers whose files were passed on one connection, each in a slot.
+    """The buffers whose files were passed on one connection, each in a slot.
 
     A buffer that is used for op after op keeps its slot. Where there are more buffers than slots,
     a new one takes the slot of the one that was passed first.
@@ -51,7 +63,7 @@ class SentFiles:
         self._slots: dict[int, int] = {}
         self._passed = 0
 
-    def slot_of(self, buffer: Buffer) -> int | None:
+    def slot_of(self, buffer: SharedMemory) -> int | None:
         """Return the slot of a buffer; ``None`` if the receiver does not have its file."""
         return self._slots.get(buffer.serial)
 
@@ -60,7 +72,7 @@ class SentFiles:
         """The slot that the next file takes."""
         return self._passed % SLOTS
 
-    def add(self, buffer: Buffer) -> None:
+    def add(self, buffer: SharedMemory) -> None:
         """The file of a buffer was passed: it is in :attr:`next_slot`."""
         if self._passed >= SLOTS:
             del self._slots[next(iter(self._slots))]  # passed first, so it has that slot

@@ -23,7 +23,7 @@ from allfold_agent.gpu.operands import GpuRange
 from allfold_agent.groups.epoch import GroupEpoch
 from allfold_agent.groups.group import NodeGroup
 from allfold_agent.groups.lane.short_lane import NodeLane
-from allfold_agent.runtime.buffers import MappedMemory
+from allfold_agent.runtime.buffers import MappedMemory, SharedFile
 from allfold_agent.runtime.locks import make_lock
 from allfold_core.errors import AllfoldError, InvalidArgument
 from allfold_core.protocol.rank_messages import (
@@ -119,6 +119,7 @@ class RankConnection:
         self.deferred: deque[DeferredCall] = deque()
         self._segments: dict[int, torch.Tensor] = {}
         self._mappings: dict[int, MappedMemory] = {}
+        self._files: dict[int, SharedFile] = {}
         self._on_gpus: dict[int, RankMemory] = {}
         self._views: dict[tuple[Region, int], torch.Tensor] = {}
         self._outbox: deque[tuple[bytes, NodeLane | None]] = deque()
@@ -145,6 +146,7 @@ class RankConnection:
             memory = mmap.mmap(descriptor, size)
             self._segments[number] = torch.frombuffer(memory, dtype=torch.uint8)
             self._mappings[number] = MappedMemory(memory)
+            self._files[number] = SharedFile.read_only(descriptor)
         finally:
             os.close(descriptor)
 
@@ -183,6 +185,10 @@ class RankConnection:
         if segment not in self._mappings:
             raise InvalidArgument(f"this rank has no segment {segment} in the host's memory")
         return self._mappings[segment]
+
+    def file(self, segment: int) -> SharedFile:
+        """Return the file of a segment of the host's memory, which is known here."""
+        return self._files[segment]
 
     def has_passed(self, fence: Fence) -> bool:
         """Return True if the GPU has come to a call, so that its memory may be used.
@@ -332,6 +338,7 @@ class RankConnection:
         self.deferred.clear()
         self._segments.clear()
         self._mappings.clear()
+        self._files.clear()
         self._views.clear()
         if self.end is not None:
             self.end.close()

@@ -38,6 +38,32 @@ class MappedMemory:
         return len(self.memory)
 
 
+class SharedFile:
+    """A file in memory that other agents of this machine may read.
+
+    Attributes:
+        file: its descriptor, closed with the last reference to this; ``None`` if there is none.
+        serial: no other one ever has it.
+    """
+
+    __slots__ = ("__weakref__", "file", "serial")
+
+    def __init__(self, file: int | None) -> None:
+        self.serial = next(_serials)
+        self.file = file
+        if file is not None:
+            weakref.finalize(self, os.close, file)
+
+    @classmethod
+    def read_only(cls, descriptor: int) -> SharedFile:
+        """Return one of the same file as a descriptor, for reading alone."""
+        try:
+            return cls(os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC))
+        except OSError as error:
+            log.warning("memory is not shared with agents of this machine: %s", error)
+            return cls(None)
+
+
 log = logging.getLogger(__name__)
 
 SMALLEST = 64 * 1024

@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from time import monotonic
 
-import torch
-
+from allfold_agent.edges.lane_link import Payload
 from allfold_agent.groups.epoch import GroupEpoch
 from allfold_agent.groups.lane.links import LaneLinks
 from allfold_agent.groups.lane.page import AgentPage, NextPost
-from allfold_agent.groups.lane.program import LaneProgram, Outgoing, Payload
+from allfold_agent.groups.lane.program import LaneProgram, Outgoing, SharedBytes
 from allfold_agent.groups.lane.under_way import EarlyFrame, HeldResult, OpUnderWay
 from allfold_agent.groups.outcomes import OpTable
 from allfold_agent.runtime.buffers import Buffer, BufferPool
@@ -31,7 +30,7 @@ _REMEMBERED = 256
 _MOST_EARLY = 64
 _MOST_MESSAGES = 4096
 
-RankInput = Callable[[int, Region, int], torch.Tensor | None]
+RankInput = Callable[[int, Region, int], SharedBytes | None]
 """``rank_input(row, region, nbytes)``: what a local rank brings, in its arena; ``None`` as long as
 that part of the arena is not known here."""
 
@@ -240,10 +239,10 @@ class LaneExchange:
 
     def _send(self, op: OpUnderWay, frames: Iterable[Outgoing]) -> None:
         behind, stamp = op.seq - self.published, self._epoch.packed_stamp
-        for node, start, payload in frames:
+        for node, start, payload, place in frames:
             link = self._links.to(self._names[node])
             if link is not None:
-                link.send(op.seq, stamp, op.digest, behind, start, payload)
+                link.send(op.seq, stamp, op.digest, behind, start, payload, place)
 
     def _feed(self, op: OpUnderWay, frame: EarlyFrame, *, is_there: bool = False) -> bool:
         name = self._names[frame.node]
@@ -295,7 +294,9 @@ class LaneExchange:
         kept, own = (
             self._room(nbytes, buffers) for nbytes in (program.kept_bytes, program.own_bytes)
         )
-        memory = program.memory(inputs, page.place(place), kept, own)
+        at = page.layout.place_offset(place)
+        result = SharedBytes(page.place(place), page.file, at)
+        memory = program.shared_memory(inputs, result, kept, own)
         return OpUnderWay(post, program, memory, place, tuple(buffers), self._links.free)
 
     def _free_place(self) -> int:
@@ -308,11 +309,12 @@ class LaneExchange:
         used = set(self._places.values())
         return next(each for each in range(self._page.layout.slots) if each not in used)
 
-    def _room(self, nbytes: int, buffers: list[Buffer]) -> torch.Tensor | None:
+    def _room(self, nbytes: int, buffers: list[Buffer]) -> SharedBytes | None:
         if not nbytes:
             return None
-        buffers.append(self._buffers.take(nbytes))
-        return buffers[-1].bytes
+        buffer = self._buffers.take(nbytes, shared=True)
+        buffers.append(buffer)
+        return SharedBytes(buffer.bytes, buffer, 0)
 
     # The results that other nodes may need, with the table's lock held
 

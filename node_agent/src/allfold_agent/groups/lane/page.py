@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from allfold_agent.runtime import machine
-from allfold_agent.runtime.buffers import MappedMemory
+from allfold_agent.runtime.buffers import MappedMemory, SharedFile
 from allfold_agent.runtime.locks import make_lock
 from allfold_core.protocol.rank_messages import Region
 from allfold_core.short_lane.page import (
@@ -70,6 +70,7 @@ class AgentPage:
         descriptor: of the file.
         mapping: the page.
         bytes: the page as a tensor.
+        file: for agents of this machine.
     """
 
     def __init__(self, layout: PageLayout) -> None:
@@ -82,6 +83,7 @@ class AgentPage:
         memory = mmap.mmap(self.descriptor, layout.size)
         self.mapping = MappedMemory(memory)
         self.bytes = torch.frombuffer(memory, dtype=torch.uint8)
+        self.file = SharedFile.read_only(self.descriptor)
         self._view = memoryview(memory)
         self._words = self._view[: layout.words * WORD].cast("Q")
         # Before any rank has the page: 0 would give them all ops.

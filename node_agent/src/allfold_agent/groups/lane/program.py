@@ -14,7 +14,8 @@ import torch
 
 from allfold_agent.arithmetic.kernels import Arithmetic
 from allfold_agent.compilation.op_spec import OpSpec, sizes
-from allfold_agent.edges.lane_link import LONGEST_PAYLOAD
+from allfold_agent.edges.lane_link import LONGEST_PAYLOAD, FilePlace, Payload
+from allfold_agent.edges.outgoing import SharedMemory
 from allfold_agent.groups.lane.page import AgentPage
 from allfold_core.operations import Kind
 from allfold_core.plan import Plan
@@ -26,9 +27,33 @@ from allfold_core.short_lane.page import PageLayout
 Chunk = tuple[int, int, int]
 """The other node, and the start and stop of a range of the index space."""
 
-Payload = memoryview | bytearray
-Outgoing = tuple[int, int, memoryview]
-"""The other node, the start of a chunk, and its bytes."""
+
+class Outgoing(NamedTuple):
+    """A chunk for another node.
+
+    Attributes:
+        node: its index.
+        start: in the index space.
+        place: where a node on this machine may read it; ``None`` for nowhere.
+    """
+
+    node: int
+    start: int
+    payload: memoryview
+    place: FilePlace | None
+
+
+class SharedBytes(NamedTuple):
+    """Raw memory that agents of this machine may read.
+
+    Attributes:
+        file: that it is in.
+        place: where it begins there.
+    """
+
+    memory: torch.Tensor
+    file: SharedMemory
+    place: int
 
 
 class OpMemory(NamedTuple):
@@ -39,12 +64,17 @@ class OpMemory(NamedTuple):
         own: what this node contributes, in the accumulation type; it may be an input.
         kept: what other nodes may fetch, before a mean is divided and half types are rounded.
         result: what local ranks take; it may be ``kept``.
+        own_at: the file that ``own`` is in, and where it begins there; ``None`` if it is in none,
+            or if others may not read it there until they have the result.
+        kept_at: the same of ``kept``.
     """
 
     inputs: Sequence[torch.Tensor]
     own: torch.Tensor
     kept: torch.Tensor
     result: torch.Tensor
+    own_at: FilePlace | None = None
+    kept_at: FilePlace | None = None
 
 
 class LaneProgram:
@@ -183,6 +213,24 @@ class LaneProgram:
             mine = given[0] if self.reduces else held
         return OpMemory(given, mine, held, out)
 
+    def shared_memory(
+        self,
+        inputs: Sequence[SharedBytes],
+        result: SharedBytes,
+        kept: SharedBytes | None,
+        own: SharedBytes | None,
+    ) -> OpMemory:
+        """Do as :meth:`memory`, where agents of this machine may read it as well."""
+        raw = (None if each is None else each.memory for each in (kept, own))
+        memory = self.memory([each.memory for each in inputs], result.memory, *raw)
+        held = result if kept is None else kept
+        mine = own or (inputs[0] if self.reduces else held)
+        own_at: FilePlace | None = (mine.file, mine.place)
+        if self.reduces and not self._spreads:
+            # Others may have sent all that this node needs before they have read what it brings.
+            own_at = None
+        return memory._replace(own_at=own_at, kept_at=(held.file, held.place))
+
     # The steps of an op
 
     def begin(self, memory: OpMemory) -> Iterator[Outgoing]:
@@ -199,7 +247,11 @@ class LaneProgram:
             if self.own_bytes and start != stop and (self._spreads or start > made):
                 self._contribute(memory, Slice(start, stop))
                 made = start
-            yield node, start, _bytes_of(memory.own[start:stop])
+            payload = _bytes_of(memory.own[start:stop])
+            yield Outgoing(node, start, payload, self._at(memory.own_at, start))
+
+    def _at(self, whole: FilePlace | None, start: int) -> FilePlace | None:
+        return None if whole is None else (whole[0], whole[1] + start * self._itemsize)
 
     def _contribute(self, memory: OpMemory, part: Slice) -> None:
         """Fold the local inputs, in the accumulation type."""
@@ -231,7 +283,8 @@ class LaneProgram:
         if not self._spreads:
             return []
         payload = _bytes_of(kept)
-        return [(other, start, payload) for other in self.others]
+        place = self._at(memory.kept_at, start)
+        return [Outgoing(other, start, payload, place) for other in self.others]
 
     def finish(self, memory: OpMemory, start: int, stop: int) -> None:
         """Write the result of a chunk whose sum is there."""

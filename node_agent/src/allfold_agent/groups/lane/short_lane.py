@@ -19,7 +19,8 @@ from allfold_agent.execution.op import RankEndpoint
 from allfold_agent.groups.epoch import LOCAL, GroupEpoch
 from allfold_agent.groups.lane.exchange import LaneExchange, RankInput
 from allfold_agent.groups.lane.page import AgentPage, Post, end_of_complete
-from allfold_agent.runtime.buffers import MappedMemory
+from allfold_agent.groups.lane.program import SharedBytes
+from allfold_agent.runtime.buffers import MappedMemory, SharedFile
 from allfold_core.errors import InvalidArgument
 from allfold_core.operations import Fingerprint
 from allfold_core.pricing.lane import lane_rules, lane_strategy
@@ -55,6 +56,9 @@ class PostingRank:
 
     def mapping(self, segment: int) -> MappedMemory:  # noqa: ARG002 - there is one
         return self._page.mapping
+
+    def file(self, segment: int) -> SharedFile:  # noqa: ARG002 - there is one
+        return self._page.file
 
     def send_outcome(self, outcome: Outcome) -> None:
         self.connection.send_outcome(outcome)
@@ -152,14 +156,16 @@ class NodeLane:
         """
         self._ranks[session] = PostingRank(self.page, connection), number
 
-    def rank_input(self, row: int, region: Region, nbytes: int) -> torch.Tensor | None:
+    def rank_input(self, row: int, region: Region, nbytes: int) -> SharedBytes | None:
         """Return what a local rank brings; ``None`` as long as its arena is not known that far.
 
         From any thread. Of what never is, the rank is told when its op is taken over.
         """
         endpoint, _ = self._ranks[self.sessions[row]]
         try:
-            return endpoint.connection.memory(region, nbytes)
+            memory = endpoint.connection.memory(region, nbytes)
+            file = endpoint.connection.file(region.segment) if nbytes else self.page.file
+            return SharedBytes(memory, file, region.offset)
         except InvalidArgument as error:
             log.debug("%s: it may be on its way", error)
             return None
