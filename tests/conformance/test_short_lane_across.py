@@ -62,13 +62,13 @@ def test_the_bits_do_not_depend_on_the_lane(lane: Job, services: Services) -> No
     assert_same_bits(services, lane, 1000, "float16")
 
 
-def test_kinds_of_whose_result_each_node_has_a_part_alone_are_no_ops_of_the_lane(
+def test_an_op_whose_result_is_in_parts_takes_a_frame_and_a_word_more(
     lane: Job, services: Services
 ) -> None:
     before = frames(services, "node0", lane.name)
     seq = lane.run(programs.counted)[0]
     lane.run(programs.call, kind="reduce", root=0)
-    assert frames(services, "node0", lane.name) == before
+    assert frames(services, "node0", lane.name) == before + 2
     assert lane.run(programs.counted)[0] == seq + 1
 
 

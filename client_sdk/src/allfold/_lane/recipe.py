@@ -15,7 +15,15 @@ from allfold._elements import stored_as
 from allfold._lane.folding import Elements, Fold, copy, fold_of
 from allfold._lane.lane_page import RankPage
 from allfold_core.operations import Fingerprint, Kind
-from allfold_core.schedules.parts import Part, Placement, block_numels, exchange_layout, layout
+from allfold_core.schedules.parts import (
+    NodeParts,
+    Part,
+    Placement,
+    block_numels,
+    even_exchange,
+    layout,
+    received,
+)
 from allfold_core.short_lane.choice import LaneRules, longest_end
 from allfold_core.short_lane.page import digest_of
 
@@ -110,11 +118,14 @@ class Recipe:
 
 
 def _moves(fingerprint: Fingerprint, seat: PageSeat) -> Iterator[Move]:
-    for part in _parts(fingerprint, seat):
+    parts = _layout(fingerprint, seat)
+    row = received(parts, len(seat.placement), seat.node)
+    for part in parts.parts:
         for target in part.targets:
             if target.rank == seat.rank:
                 numel = part.slice.stop - part.slice.start
-                yield Move(target.offset, target.offset + numel, _sources(part, seat))
+                sources = _sources(part, row, seat)
+                yield Move(target.offset, target.offset + numel, sources)
 
 
 def _joined(moves: Iterable[Move]) -> Iterator[Move]:
@@ -141,23 +152,21 @@ def _is_next(last: Move, move: Move) -> bool:
     return move.start == last.stop and move.sources == behind
 
 
-def _sources(part: Part, seat: PageSeat) -> tuple[tuple[int, int], ...]:
+def _sources(part: Part, row: NodeParts, seat: PageSeat) -> tuple[tuple[int, int], ...]:
     if seat.crosses_nodes:  # the agent has the result of the node
-        return ((len(seat.local_ranks), part.slice.start),)
+        return ((len(seat.local_ranks), row.place(part.slice.start)),)
     return tuple((seat.local_ranks.index(end.rank), end.offset) for end in part.sources)
 
 
-def _parts(fingerprint: Fingerprint, seat: PageSeat) -> tuple[Part, ...]:
+def _layout(fingerprint: Fingerprint, seat: PageSeat) -> NodeParts:
     """The parts of an op on this node."""
     kind, world_size = fingerprint.kind, seat.world_size
     if kind is Kind.ALL_TO_ALL:
-        share = (fingerprint.counts[0] * fingerprint.numel,) * world_size
-        shares: dict[int, Sequence[int]] = dict.fromkeys(seat.local_ranks, share)
-        return exchange_layout(shares, shares, seat.placement, seat.node).parts
+        return even_exchange(fingerprint, seat.placement, seat.node)
     sizes: tuple[int, ...] = (fingerprint.numel,)
     if kind.has_blocks:
         sizes = block_numels(fingerprint, world_size)
-    return layout(kind, sizes, fingerprint.root, seat.placement, seat.node).parts
+    return layout(kind, sizes, fingerprint.root, seat.placement, seat.node)
 
 
 Shape = tuple[int, ...]

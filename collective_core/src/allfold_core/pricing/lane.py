@@ -20,13 +20,16 @@ LONGEST_BYTES = 16 << 20
 
 _STRATEGIES = {
     Kind.ALL_REDUCE: ("direct", "direct2"),
+    Kind.REDUCE: ("centralized",),
+    Kind.REDUCE_SCATTER: ("direct",),
     Kind.ALL_GATHER: ("direct",),
     Kind.BROADCAST: ("centralized",),
+    Kind.GATHER: ("centralized",),
+    Kind.SCATTER: ("centralized",),
+    Kind.ALL_TO_ALL: ("direct",),
     Kind.BARRIER: ("direct",),
 }
-"""What the lane does between nodes, as strategies say it. Of the other kinds, the part of the
-result that a node has is of no use to others: it needs their word that they hold theirs before it
-hands out its own."""
+"""What the lane does between nodes, as strategies say it."""
 
 # What an op of the long lane takes beside what its strategy is predicted to take, in seconds and as
 # a part of that: its chunks pass through several threads.

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import accumulate
 
@@ -250,3 +250,29 @@ def exchange_layout(
         spans.append((first, held))
         held += start - first
     return NodeParts(tuple(parts), tuple(blocks), nodes * nodes * PAIR_STRIDE, held, tuple(spans))
+
+
+def even_exchange(fingerprint: Fingerprint, placement: Placement, node: int) -> NodeParts:
+    """The layout of an all-to-all whose blocks all have one size."""
+    world_size = sum(map(len, placement))
+    share = (fingerprint.counts[0] * fingerprint.numel,) * world_size
+    shares: dict[int, Sequence[int]] = dict.fromkeys(placement[node], share)
+    return exchange_layout(shares, shares, placement, node)
+
+
+def received(parts: NodeParts, nodes: int, node: int) -> NodeParts:
+    """The same with a work buffer of what the node gets alone.
+
+    Args:
+        parts: the layout for this node.
+        nodes: how many there are.
+    """
+    if not parts.spans:
+        return parts
+    ends = [*(offset for _, offset in parts.spans[1:]), parts.held]
+    spans, held = [], 0
+    for (first, offset), end in zip(parts.spans, ends, strict=True):
+        if first // PAIR_STRIDE % nodes == node:
+            spans.append((first, held))
+            held += end - offset
+    return replace(parts, held=held, spans=tuple(spans))

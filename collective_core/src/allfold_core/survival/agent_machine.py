@@ -243,7 +243,7 @@ class AgentMachine(OpMachine):
             yield from self._fail(seq, entry, outcome)
         elif isinstance(outcome, Forward):
             yield from self._forward(seq, entry, outcome)
-        elif entry.stamp != outcome.stamp or entry.fetch:
+        elif entry.stamp != outcome.stamp or entry.fetch or entry.by_lane:
             # What nobody has begun begins in whichever epoch is current then.
             if entry.stamp is not None or outcome.stamp != self.epoch.stamp:
                 yield from self._cancel(seq, entry)
@@ -291,4 +291,4 @@ class AgentMachine(OpMachine):
         entry.state = OpState.OPEN
         entry.stamp, entry.fetch = None, ()
         entry.started = entry.complete = entry.closed = entry.forward = False
-        entry.fetching = entry.doubted = False
+        entry.fetching = entry.doubted = entry.by_lane = False

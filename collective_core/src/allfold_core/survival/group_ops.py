@@ -31,6 +31,7 @@ class OpEntry:
         fetch: the nodes that hold its result, if this node is to get it from one of them.
         fetching: it is being fetched.
         doubted: the leader was asked to judge the op, because it cannot begin.
+        by_lane: it ran in the short lane, which is closed: nothing of that attempt goes on.
     """
 
     state: OpState = OpState.OPEN
@@ -42,6 +43,7 @@ class OpEntry:
     fetch: tuple[str, ...] = ()
     fetching: bool = False
     doubted: bool = False
+    by_lane: bool = False
     error: str = ""
     ordinal: int = 0
     calls: dict[str, Call] = field(default_factory=dict)
@@ -82,6 +84,7 @@ class OpEntry:
             self.fetch,
             self.fetching,
             self.doubted,
+            self.by_lane,
             self.error,
             self.ordinal,
             dict(self.calls),

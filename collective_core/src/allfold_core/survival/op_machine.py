@@ -89,14 +89,21 @@ class OpMachine(GroupOps):
         self._done_by_ranks = max(seq, self._done_by_ranks)
         return self._settle()
 
-    def hold(self, seq: int, calls: Mapping[str, Call]) -> None:
-        """The local ranks have the result of an op that went by the short lane.
+    def hold(self, seq: int, calls: Mapping[str, Call], *, is_handed_out: bool = True) -> None:
+        """The local ranks have the result of an op that went by the short lane, or could have it.
 
-        Other nodes may not: it is held for them, as any other one.
+        Other nodes may not have theirs: it is held for them, as any other one.
+
+        Args:
+            is_handed_out: False if the ranks wait until all nodes are known to hold their parts.
         """
-        stamp = self.epoch.stamp
         self.ops[seq] = OpEntry(
-            OpState.HANDED, stamp, started=True, complete=True, calls=dict(calls)
+            OpState.HANDED if is_handed_out else OpState.HELD,
+            self.epoch.stamp,
+            started=True,
+            complete=True,
+            by_lane=True,
+            calls=dict(calls),
         )
 
     # Questions

@@ -217,6 +217,7 @@ class LaneLink:
         start: int,
         payload: Payload,
         place: FilePlace | None = None,
+        kind: FrameType = FrameType.DATA,
     ) -> None:
         """Send a frame; what the socket does not take at once follows as soon as it does.
 
@@ -231,7 +232,7 @@ class LaneLink:
         nbytes = len(payload)
         self.sent.frames += 1
         self.sent.payload_bytes += nbytes
-        kind, digest, descriptor = FrameType.DATA, 0, -1
+        digest, descriptor = 0, -1
         if place is not None and self._sent_files is not None and nbytes >= _SHARED_BYTES:
             kind = FrameType.SHARED
             payload, descriptor = _range_of(self._sent_files, *place, nbytes)

@@ -20,7 +20,7 @@ from allfold_agent.groups.lane.under_way import EarlyFrame, HeldResult, OpUnderW
 from allfold_agent.groups.outcomes import OpTable
 from allfold_agent.runtime.buffers import Buffer, BufferPool
 from allfold_agent.runtime.lane_thread import LaneThread
-from allfold_core.protocol.frames import FrameHeader
+from allfold_core.protocol.frames import FrameHeader, FrameType
 from allfold_core.protocol.rank_messages import Region
 
 log = logging.getLogger(__name__)
@@ -29,6 +29,7 @@ _REMEMBERED = 256
 # Ops of which frames are kept that this node has not come to: nobody is that far ahead.
 _MOST_EARLY = 64
 _MOST_MESSAGES = 4096
+_MOST_PARTS = 4096
 
 RankInput = Callable[[int, Region, int], SharedBytes | None]
 """``rank_input(row, region, nbytes)``: what a local rank brings, in its arena; ``None`` as long as
@@ -43,6 +44,7 @@ class LaneExchange:
         links: to the other nodes.
         trouble: called when an op cannot be done in the lane; from the lane's thread.
         on_published: called when the local ranks have a result; from the lane's thread.
+        floor: returns the last op up to which all are known to be final on all nodes.
 
     Attributes:
         is_open: True while ops go by the lane; changed with the table's lock held.
@@ -61,6 +63,7 @@ class LaneExchange:
         thread: LaneThread,
         trouble: Callable[[str], None],
         on_published: Callable[[], None],
+        floor: Callable[[], int],
     ) -> None:
         self.is_open = False
         self.published = 0
@@ -73,6 +76,7 @@ class LaneExchange:
         self._thread = thread
         self._trouble = trouble
         self._on_published = on_published
+        self._floor = floor
         self._names = [member.node for member in epoch.plan.members]
         self._me = self._names.index(node)
         self._others = [name for name in self._names if name != node]
@@ -85,6 +89,8 @@ class LaneExchange:
         self._ends = [0.0] * page.layout.slots  # by slot, when its last op was published
         self._is_stopped = False  # by trouble, until the lane is opened again
         self._op: OpUnderWay | None = None
+        self._held_part: OpUnderWay | None = None
+        self._in_parts: dict[int, LaneProgram] = {}  # by op, those that may not be final everywhere
 
     @property
     def wake_descriptor(self) -> int:
@@ -98,6 +104,7 @@ class LaneExchange:
         self._is_stopped = False
         self.published = first
         self.drop_results()
+        self._in_parts = {}
         self._messages = set()
         # Last of these: the lane's thread looks at it without the lock.
         self.is_open = True
@@ -106,6 +113,9 @@ class LaneExchange:
     def close(self) -> None:
         """Publish nothing more."""
         self.is_open = False
+        op = self._op
+        if op is not None and op.is_held:
+            self._held_part = op
         self._thread.call(self._end_serving)
 
     def final_everywhere(self) -> int:
@@ -124,7 +134,7 @@ class LaneExchange:
         heard = {each.node for each in list(self._early.get(seq, ()))}
         op = self._op
         if op is not None and op.seq == seq:
-            heard |= op.heard
+            heard = op.words if op.is_held else heard | op.heard
         return tuple(node for node in self._others if self._names.index(node) not in heard)
 
     def published_at(self, slot: int) -> float:
@@ -145,7 +155,8 @@ class LaneExchange:
         if self._op is not None:
             # Its memory will be used for something else.
             self._links.let_go()
-            self._op.hold().release()
+            if self._op is not self._held_part:  # else somebody is about to copy it
+                self._op.hold().release()
             self._op = None
 
     def announce(self, blocks: bool) -> None:
@@ -176,6 +187,10 @@ class LaneExchange:
             if seq < self.published:
                 return
             self._far[node] = max(seq - header.behind, self._far[node])
+        if header.type is FrameType.SIGNAL:
+            if op is not None and op.seq == seq:
+                op.words.add(self._names.index(node))
+            return
         frame = EarlyFrame(self._names.index(node), header.offset, header.fingerprint, payload)
         if op is not None and op.seq == seq:
             self._guarded(lambda: self._feed(op, frame, is_there=is_there))
@@ -208,7 +223,24 @@ class LaneExchange:
         # What has not left yet lies in the memory of ranks, who may use it again after this.
         if op is None or not op.is_whole or not self._links.have_sent:
             return begun
+        if op.program.is_in_parts and not op.is_held:
+            return self._hold(op)
+        if not op.may_be_handed_out:
+            return begun
         self._finish(op)
+        return True
+
+    def _hold(self, op: OpUnderWay) -> bool:
+        """Say that this node has its part: after that it keeps it until all others have theirs."""
+        with self._table.lock:
+            if not self.is_open or op.seq < self.published:
+                return False
+            op.is_held = True
+        behind, stamp = op.seq - self.published, self._epoch.packed_stamp
+        for name in self._others:
+            link = self._links.to(name)
+            if link is not None:
+                link.send(op.seq, stamp, op.digest, behind, 0, bytearray(), kind=FrameType.SIGNAL)
         return True
 
     def _begin(self) -> bool:
@@ -265,9 +297,23 @@ class LaneExchange:
             self.published = op.seq + 1
             self._drop_final()
             self._published[op.seq] = op.hold()
+            if op.program.is_in_parts:
+                self._note_part(op)
         # Behind the word, at which whoever is woken looks.
         self._page.wake_for_result(op.slot)
         self._on_published()
+
+    def _note_part(self, op: OpUnderWay) -> None:
+        """Remember that the local ranks have their parts: other nodes may have to know.
+
+        Also long after all have theirs, while earlier ops of the long lane are open.
+        """
+        if len(self._in_parts) >= _MOST_PARTS:
+            floor = self._floor()
+            self._in_parts = {seq: each for seq, each in self._in_parts.items() if seq > floor}
+            if len(self._in_parts) >= _MOST_PARTS:
+                self._stop(f"{_MOST_PARTS} ops are done, and an earlier one is still open")
+        self._in_parts[op.seq] = op.program
 
     def _stop(self, reason: str) -> None:
         self._is_stopped = True
@@ -296,7 +342,7 @@ class LaneExchange:
         )
         at = page.layout.place_offset(place)
         result = SharedBytes(page.place(place), page.file, at)
-        memory = program.shared_memory(inputs, result, kept, own)
+        memory = program.memory(inputs, result, kept, own)
         return OpUnderWay(post, program, memory, place, tuple(buffers), self._links.free)
 
     def _free_place(self) -> int:
@@ -322,6 +368,19 @@ class LaneExchange:
         """Return the results of published ops that other nodes may not have."""
         since = self.final_everywhere()
         return {seq: each for seq, each in self._published.items() if seq >= since}
+
+    def parts(self) -> list[tuple[int, LaneProgram]]:
+        """Return the ops of which the local ranks have their parts, as far as others may ask."""
+        floor = self._floor()
+        return [(seq, program) for seq, program in self._in_parts.items() if seq > floor]
+
+    def take_held_part(self) -> tuple[int, HeldResult] | None:
+        """Return the op of which this node holds its part, and nobody here has it; to be released.
+
+        Once the lane is closed.
+        """
+        op, self._held_part = self._held_part, None
+        return None if op is None else (op.seq, op.hold())
 
     def drop_results(self) -> None:
         """Let go of all results."""

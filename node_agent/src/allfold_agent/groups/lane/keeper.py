@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
+import torch
+
 from allfold_agent.edges.connections import EdgeCounters
 from allfold_agent.edges.lane_link import LaneDoor
 from allfold_agent.edges.opening import EdgeRequest
@@ -23,6 +25,7 @@ from allfold_agent.groups.lane.page import AgentPage
 from allfold_agent.groups.lane.records import LaneRecords
 from allfold_agent.groups.lane.short_lane import NodeLane
 from allfold_agent.runtime import machine
+from allfold_agent.runtime.buffers import Buffer
 from allfold_core.errors import ServiceError
 from allfold_core.pricing.lane import MOST_NODES
 from allfold_core.protocol.frames import FrameHeader
@@ -107,6 +110,7 @@ class LaneKeeper:
             thread,
             lambda reason: self._group.event(partial(self.withdraw, reason)),
             self._op_published,
+            lambda: self._group.agreement.machine.floor,
         )
 
     def _have_links(self) -> LaneLinks:
@@ -275,8 +279,10 @@ class LaneKeeper:
             self.records.harvest()
             machine.note_called(lane.last_posted())
             self._hold_results(lane)
+            give_part = self._hold_part(lane)  # before the calls: it must not begin anew
             self.pass_completed()
             self._take_over(lane)
+            give_part()
             lane.tell_closed()
         finally:
             self._is_closing = False
@@ -286,14 +292,48 @@ class LaneKeeper:
         if lane.exchange is None:
             return
         group, epoch = self._group, self._group.current
+        machine, sessions = group.agreement.machine, lane.sessions
         for seq, result in sorted(lane.exchange.held().items()):
-            call = epoch.call_of(result.spec)
-            group.agreement.machine.hold(seq, dict.fromkeys(lane.sessions, call))
-            held = result.bytes
-            buffer = self._resources.buffers.take(held.nbytes)
-            buffer.bytes[: held.nbytes] = held
-            group.results.keep_copy(seq, epoch.stamp, buffer, held.nbytes)
+            if result.program.is_in_parts:
+                continue
+            machine.hold(seq, dict.fromkeys(sessions, epoch.call_of(result.program.spec)))
+            buffer = self._copy(result.bytes)
+            group.results.keep_copy(seq, epoch.stamp, buffer, result.bytes.nbytes)
+        for seq, program in lane.exchange.parts():
+            machine.hold(seq, dict.fromkeys(sessions, epoch.call_of(program.spec)))
         lane.exchange.drop_results()
+
+    def _copy(self, raw: torch.Tensor) -> Buffer:
+        buffer = self._resources.buffers.take(raw.nbytes)
+        buffer.bytes[: raw.nbytes] = raw
+        return buffer
+
+    def _hold_part(self, lane: NodeLane) -> Callable[[], None]:
+        """Give the agreement the op of which this node holds its part, and its ranks have nothing.
+
+        Returns what gives the part itself, once the calls of the ranks were taken over.
+        """
+        found = None if lane.exchange is None else lane.exchange.take_held_part()
+        if found is None:
+            return _nothing
+        seq, result = found
+        group, epoch = self._group, self._group.current
+        call = epoch.call_of(result.program.spec)
+        calls = dict.fromkeys(lane.sessions, call)
+        group.agreement.machine.hold(seq, calls, is_handed_out=False)
+
+        def give() -> None:
+            op = group.table.in_flight.get(seq)
+            if op is not None:
+                nbytes = epoch.runner.prepare_result(op)
+                op.result = self._resources.buffers.take(nbytes)
+                assert op.compiled is not None
+                parts, arithmetic = op.compiled.layout, op.compiled.arithmetic
+                work = arithmetic.kept(op.result.bytes, parts.held)
+                result.program.write_part(result.kept, parts, work)
+            result.release()
+
+        return give
 
     def pass_completed(self) -> None:
         """Tell the agreement what the ranks have done."""

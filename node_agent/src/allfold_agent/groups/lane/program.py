@@ -1,7 +1,12 @@
 """The work of this node for ops of the short lane that are alike, in a group on several nodes.
 
-Nodes exchange *chunks*, ranges of an op's index space, in frames that say where each begins. A
-chunk is folded while the processor's caches still have it, and while the next one is on its way.
+Nodes exchange *chunks*, ranges of an op's index space (:mod:`allfold_core.schedules.parts`), in
+frames that say where each begins. A chunk is folded while the processor's caches still have it, and
+while the next one is on its way.
+
+A node has one *row* for what it gets: of an all-to-all, the blocks that it gets from each node, one
+after the other; of any other op the index space. What it brings may have to be put together in a
+row of its own.
 """
 
 from __future__ import annotations
@@ -19,10 +24,11 @@ from allfold_agent.edges.outgoing import SharedMemory
 from allfold_agent.groups.lane.page import AgentPage
 from allfold_core.operations import Kind
 from allfold_core.plan import Plan
-from allfold_core.schedules.parts import layout
+from allfold_core.schedules.parts import NodeParts, Part, even_exchange, layout, received
 from allfold_core.schedules.schedule import Slice, balanced_slices
 from allfold_core.short_lane.choice import longest_end
 from allfold_core.short_lane.page import PageLayout
+from allfold_core.survival.reports import is_replicated
 
 Chunk = tuple[int, int, int]
 """The other node, and the start and stop of a range of the index space."""
@@ -47,34 +53,65 @@ class SharedBytes(NamedTuple):
     """Raw memory that agents of this machine may read.
 
     Attributes:
-        file: that it is in.
+        file: that it is in; ``None`` if others may not read it.
         place: where it begins there.
     """
 
     memory: torch.Tensor
-    file: SharedMemory
+    file: SharedMemory | None
     place: int
+
+    @property
+    def at(self) -> FilePlace | None:
+        """The file, and where it begins there; ``None`` for nowhere."""
+        return None if self.file is None else (self.file, self.place)
+
+
+class Elements(NamedTuple):
+    """Elements, and where agents of this machine may read them.
+
+    Attributes:
+        at: the file, and where they begin in it; ``None`` for nowhere.
+    """
+
+    tensor: torch.Tensor
+    at: FilePlace | None
+
+    def chunk(self, start: int, numel: int) -> tuple[memoryview, FilePlace | None]:
+        """Return the bytes of a range, and where they are."""
+        part = self.tensor[start : start + numel]
+        if self.at is None:
+            return _bytes_of(part), None
+        file, place = self.at
+        return _bytes_of(part), (file, place + start * part.element_size())
 
 
 class OpMemory(NamedTuple):
-    """The memory of one op on this node, as elements.
+    """The memory of one op on this node.
 
     Attributes:
         inputs: of the local ranks, in the order of their numbers.
-        own: what this node contributes, in the accumulation type; it may be an input.
-        kept: what other nodes may fetch, before a mean is divided and half types are rounded.
-        result: what local ranks take; it may be ``kept``.
-        own_at: the file that ``own`` is in, and where it begins there; ``None`` if it is in none,
-            or if others may not read it there until they have the result.
-        kept_at: the same of ``kept``.
+        own: the row of what this node brings, in the accumulation type; it may be ``kept``.
+        kept: what it gets, before a mean is divided and half types are rounded.
+        result: the row that local ranks take; it may be ``kept``.
     """
 
-    inputs: Sequence[torch.Tensor]
-    own: torch.Tensor
-    kept: torch.Tensor
+    inputs: Sequence[Elements]
+    own: Elements
+    kept: Elements
     result: torch.Tensor
-    own_at: FilePlace | None = None
-    kept_at: FilePlace | None = None
+
+
+class _Source(NamedTuple):
+    """Where a chunk that this node brings comes from.
+
+    Attributes:
+        row: the input in which it lies as it is; -1 if it has to be put together.
+        start: there, or in the row ``own``.
+    """
+
+    row: int
+    start: int
 
 
 class LaneProgram:
@@ -86,11 +123,13 @@ class LaneProgram:
 
     Attributes:
         is_in_slots: the tensors are in the slots of the page; else in arenas, and in a place of it.
+        is_in_parts: a node has a part of the result that is of no use to others, so each has to
+            know that the others hold theirs before it hands out its own.
         input_bytes: what each local rank brings.
-        result_bytes: what local ranks take.
+        result_bytes: of the row that local ranks take.
         kept_bytes: of a kept result that is not the result itself; 0 where it is.
+        own_bytes: of a row of what this node brings; 0 without one.
         others: the other nodes.
-        own_bytes: of a contribution that is not the input of a rank; 0 where it is.
         expected: where the chunks that come from others stop, by node and start.
     """
 
@@ -98,61 +137,87 @@ class LaneProgram:
         fingerprint = spec.fingerprint
         self.spec = spec
         self.arithmetic = arithmetic = Arithmetic(fingerprint, plan.world_size)
-        self._kind = fingerprint.kind
+        self._kind = kind = fingerprint.kind
         self._me = me
-        placement = tuple(member.ranks for member in plan.members)
-        self._nodes = range(len(placement))
-        self.others = [*self._nodes[me + 1 :], *self._nodes[:me]]
-        self._ranks = placement[me]
-        cut = sizes(fingerprint, plan.world_size)
-        placed = layout(self._kind, cut, fingerprint.root, placement, me)
-        self._numel = placed.numel
-        self._blocks = placed.blocks or ()
-        self._root = plan.index_of_rank(fingerprint.root) if self._kind.has_root else -1
-        self._root_row = self._ranks.index(fingerprint.root) if self._root == me else -1
-        self.reduces = self._kind is Kind.ALL_REDUCE
-        self._itemsize = arithmetic.kept_itemsize if self.reduces else arithmetic.itemsize
-        # By node, the range of the sum that it folds.
-        self._folds = [Slice(0, self._numel)] * len(placement)
-        self._spreads = spec.strategy == "direct2"
-        if self._spreads:
-            self._folds = list(balanced_slices(self._numel, len(placement)))
-        self.sends = tuple(self._chunks_from(me))
+        self._placement = tuple(member.ranks for member in plan.members)
+        self._nodes = range(len(self._placement))
+        self.others = self._after(me)
+        self._ranks = self._placement[me]
+        self._parts = self._layout(fingerprint.root, plan.world_size)
+        self._row = received(self._parts, len(self._nodes), me)
+        self._numel = self._parts.numel
+        self._root = plan.index_of_rank(fingerprint.root) if kind.has_root else -1
+        self.is_in_parts = not is_replicated(kind)
+        self.is_in_slots = longest_end(fingerprint, plan.world_size) <= page.slot_bytes
+        self.input_bytes = [spec.input_bytes[rank] for rank in self._ranks]
+        self._reduces = kind.reduces
+        self._itemsize = arithmetic.kept_itemsize if kind.reduces else arithmetic.itemsize
+        self._spreads = spec.strategy == "direct2" and kind is Kind.ALL_REDUCE
+        self._folds = self._what_each_folds()
+        self._sends = tuple(self._chunks_from(me))
         self.expected = {
             (node, start): stop
             for node in self.others
             for to, start, stop in self._all_from(node)
             if to == me
         }
-        self.is_in_slots = longest_end(fingerprint, plan.world_size) <= page.slot_bytes
-        self.input_bytes = [spec.input_bytes[rank] for rank in self._ranks]
         self._in_slots: dict[int, OpMemory] = {}
-        self._own: torch.Tensor | None = None
-        self.result_bytes = self._numel * arithmetic.itemsize
-        self._sends_inputs = len(self._ranks) == 1 and arithmetic.takes_inputs_as_they_are
-        apart = self.reduces and bool(arithmetic.converts or arithmetic.divisor)
-        self.kept_bytes = self._numel * self._itemsize if apart else 0
-        self.own_bytes = 0
-        if self.reduces and not self._sends_inputs:
-            self.own_bytes = self._numel * self._itemsize
+        self._own: SharedBytes | None = None
+        self._plan_memory()
 
     # What travels
+
+    def _after(self, node: int) -> Sequence[int]:
+        """The other nodes, so that not all send to the same one first."""
+        return [*self._nodes[node + 1 :], *self._nodes[:node]]
+
+    def _layout(self, root: int, world_size: int) -> NodeParts:
+        fingerprint = self.spec.fingerprint
+        if self._kind is Kind.ALL_TO_ALL:
+            return even_exchange(fingerprint, self._placement, self._me)
+        cut = sizes(fingerprint, world_size)
+        return layout(self._kind, cut, root, self._placement, self._me)
+
+    def _block(self, node: int) -> Slice:
+        blocks = self._parts.blocks
+        assert blocks is not None
+        return blocks[node]
+
+    def _what_each_folds(self) -> Sequence[Slice]:
+        """By node, the range of the index space that it folds."""
+        whole, nothing = Slice(0, self._numel), Slice(0, 0)
+        if not self._reduces:
+            return [nothing] * len(self._nodes)
+        match self._kind:
+            case Kind.REDUCE_SCATTER:
+                return list(map(self._block, self._nodes))
+            case Kind.REDUCE:
+                return [whole if node == self._root else nothing for node in self._nodes]
+        if self._spreads:
+            return balanced_slices(self._numel, len(self._nodes))
+        return [whole] * len(self._nodes)
+
+    def _to(self, node: int, other: int) -> Slice:
+        """The range that a node sends another one at once."""
+        if self._reduces:
+            return self._folds[other]
+        match self._kind:
+            case Kind.ALL_GATHER:
+                return self._block(node)
+            case Kind.GATHER if other == self._root:
+                return self._block(node)
+            case Kind.SCATTER if node == self._root:
+                return self._block(other)
+            case Kind.BROADCAST if node == self._root:
+                return Slice(0, self._numel)
+            case Kind.ALL_TO_ALL:
+                return self._block(node * len(self._nodes) + other)
+        return Slice(0, 0)
 
     def _chunks(self, part: Slice) -> Iterator[tuple[int, int]]:
         step = max(LONGEST_PAYLOAD // self._itemsize, 1)
         for start in range(part.start, part.stop, step):
             yield start, min(start + step, part.stop)
-
-    def _to(self, node: int, other: int) -> Slice:
-        """The range that a node sends another one at once."""
-        match self._kind:
-            case Kind.ALL_REDUCE:
-                return self._folds[other]
-            case Kind.ALL_GATHER:
-                return self._blocks[node]
-            case Kind.BROADCAST if node == self._root:
-                return Slice(0, self._numel)
-        return Slice(0, 0)
 
     def _chunks_from(self, node: int) -> Iterator[Chunk]:
         """What a node sends at once: the first chunk to everybody, then the second.
@@ -160,7 +225,7 @@ class LaneProgram:
         Where there is nothing to send, an empty frame at the end of the index space says that the
         node has called, and that it has the result of the op before.
         """
-        others = [*self._nodes[node + 1 :], *self._nodes[:node]]  # not all to the same one first
+        others = self._after(node)
         nothing = [(self._numel, self._numel)]
         parts = [list(self._chunks(self._to(node, other))) or nothing for other in others]
         for row in zip_longest(*parts):
@@ -176,24 +241,56 @@ class LaneProgram:
 
     # The memory
 
+    def _plan_memory(self) -> None:
+        """Find out which rows there are, and from where the chunks that this node brings come."""
+        arithmetic, kind = self.arithmetic, self._kind
+        row = self._row.held
+        self.result_bytes = row * arithmetic.itemsize
+        self.kept_bytes = self.own_bytes = 0
+        if self._reduces and (arithmetic.converts or arithmetic.divisor):
+            self.kept_bytes = row * self._itemsize
+        # Others may read what is to be handed out everywhere until long after it was published.
+        self._reads_inputs = (self._reduces or self.is_in_parts) and (
+            not self._reduces or arithmetic.takes_inputs_as_they_are
+        )
+        brought = [(start, stop) for _, start, stop in self._sends if start < stop]
+        brought += self._chunks(self._folds[self._me])
+        self._sources = {start: self._source(start, stop) for start, stop in brought}
+        self._stops = dict(brought)
+        is_apart = self._reduces or kind is Kind.ALL_TO_ALL
+        if is_apart and any(source.row < 0 for source in self._sources.values()):
+            self.own_bytes = self._parts.held * self._itemsize
+
+    def _source(self, start: int, stop: int) -> _Source:
+        pieces = list(self._parts.parts_in(start, stop))
+        rows = {self._ranks.index(end.rank) for part, _, _ in pieces for end in part.sources}
+        places = [
+            part.sources[0].offset + low - part.slice.start - (low - start)
+            for part, low, _ in pieces
+            if part.sources
+        ]
+        one_each = all(len(part.sources) == 1 for part, _, _ in pieces)
+        if self._reads_inputs and one_each and len(rows) == 1 and len(set(places)) == 1:
+            return _Source(rows.pop(), places[0])
+        return _Source(-1, self._parts.place(start))
+
     def in_slot(self, page: AgentPage, slot: int) -> OpMemory:
         """Return the memory of an op whose tensors are in the slots of a page."""
         found = self._in_slots.get(slot)
         if found is None:
             starts = [page.layout.input_offset(row, slot) for row in range(page.layout.agent + 1)]
-            *inputs, result = (page.bytes[start:] for start in starts)
-            if self.own_bytes and self._own is None:
-                self._own = torch.empty(self.own_bytes, dtype=torch.uint8)
-            kept = torch.empty(self.kept_bytes, dtype=torch.uint8) if self.kept_bytes else None
+            *inputs, result = (SharedBytes(page.bytes[each:], page.file, each) for each in starts)
+            self._own = self._own or _private(self.own_bytes)
+            kept = _private(self.kept_bytes)
             found = self._in_slots[slot] = self.memory(inputs, result, kept, self._own)
         return found
 
     def memory(
         self,
-        inputs: Sequence[torch.Tensor],
-        result: torch.Tensor,
-        kept: torch.Tensor | None,
-        own: torch.Tensor | None,
+        inputs: Sequence[SharedBytes],
+        result: SharedBytes,
+        kept: SharedBytes | None,
+        own: SharedBytes | None,
     ) -> OpMemory:
         """Look at raw memory, which may be longer than it has to be, as elements of the op.
 
@@ -203,65 +300,81 @@ class LaneProgram:
             own: of ``own_bytes``.
         """
         arithmetic = self.arithmetic
-        sized = zip(inputs, self.input_bytes, strict=True)
-        given = [arithmetic.elements(each[:nbytes]) for each, nbytes in sized]
-        out = arithmetic.elements(result[: self.result_bytes])
-        held = out if kept is None else arithmetic.kept(kept, self._numel)
+        # In this one op others may have sent all that this node needs before they have read it.
+        is_read_late = self._kind is Kind.ALL_REDUCE and not self._spreads
+        given = [
+            Elements(arithmetic.elements(each.memory[:nbytes]), None if is_read_late else each.at)
+            for each, nbytes in zip(inputs, self.input_bytes, strict=True)
+        ]
+        out = arithmetic.elements(result.memory[: self.result_bytes])
+        held = Elements(out, result.at)
+        if kept is not None:
+            held = Elements(self._elements(kept.memory, self._row.held), kept.at)
+        mine = held
         if own is not None:
-            mine = arithmetic.kept(own, self._numel)
-        else:
-            mine = given[0] if self.reduces else held
+            mine = Elements(self._elements(own.memory, self._parts.held), own.at)
         return OpMemory(given, mine, held, out)
 
-    def shared_memory(
-        self,
-        inputs: Sequence[SharedBytes],
-        result: SharedBytes,
-        kept: SharedBytes | None,
-        own: SharedBytes | None,
-    ) -> OpMemory:
-        """Do as :meth:`memory`, where agents of this machine may read it as well."""
-        raw = (None if each is None else each.memory for each in (kept, own))
-        memory = self.memory([each.memory for each in inputs], result.memory, *raw)
-        held = result if kept is None else kept
-        mine = own or (inputs[0] if self.reduces else held)
-        own_at: FilePlace | None = (mine.file, mine.place)
-        if self.reduces and not self._spreads:
-            # Others may have sent all that this node needs before they have read what it brings.
-            own_at = None
-        return memory._replace(own_at=own_at, kept_at=(held.file, held.place))
+    def _elements(self, memory: torch.Tensor, numel: int) -> torch.Tensor:
+        arithmetic = self.arithmetic
+        dtype = arithmetic.kept_dtype if self._reduces else arithmetic.dtype
+        return memory[: numel * self._itemsize].view(dtype)
 
     # The steps of an op
 
     def begin(self, memory: OpMemory) -> Iterator[Outgoing]:
-        """Yield what this node sends at once: the other node, the start, and the bytes."""
-        made = -1
-        if self._kind is Kind.ALL_GATHER:
-            block = self._blocks[self._me]
-            torch.cat(list(memory.inputs), out=memory.kept[block.start : block.stop])
-        elif self._root_row >= 0:
-            memory.kept.copy_(memory.inputs[self._root_row])
-        elif self._spreads and self.own_bytes:
-            self._contribute(memory, self._folds[self._me])
-        for node, start, stop in self.sends:
-            if self.own_bytes and start != stop and (self._spreads or start > made):
-                self._contribute(memory, Slice(start, stop))
-                made = start
-            payload = _bytes_of(memory.own[start:stop])
-            yield Outgoing(node, start, payload, self._at(memory.own_at, start))
+        """Yield what this node sends at once."""
+        if not self._reduces:
+            for part in self._parts.parts:
+                if part.sources and (part.targets or not self.is_in_parts):
+                    self._move(memory, part)
+        made: set[int] = set()
+        for node, start, stop in self._sends:
+            if start == stop:
+                yield Outgoing(node, start, _NOTHING, None)
+                continue
+            yield Outgoing(node, start, *self._brought(memory, start, made))
 
-    def _at(self, whole: FilePlace | None, start: int) -> FilePlace | None:
-        return None if whole is None else (whole[0], whole[1] + start * self._itemsize)
+    def _move(self, memory: OpMemory, part: Part) -> None:
+        """Copy what stays on this node, or what others take from the row, to its row."""
+        (source,), numel = part.sources, part.slice.stop - part.slice.start
+        given = memory.inputs[self._ranks.index(source.rank)].tensor
+        place = self._row.place(part.slice.start)
+        memory.kept.tensor[place : place + numel] = given[source.offset : source.offset + numel]
 
-    def _contribute(self, memory: OpMemory, part: Slice) -> None:
-        """Fold the local inputs, in the accumulation type."""
-        inputs = [each[part.start : part.stop] for each in memory.inputs]
-        self.arithmetic.fold_inputs(memory.own[part.start : part.stop], inputs)
+    def _brought(
+        self, memory: OpMemory, start: int, made: set[int]
+    ) -> tuple[memoryview, FilePlace | None]:
+        source, numel = self._sources[start], self._stops[start] - start
+        if source.row >= 0:
+            return memory.inputs[source.row].chunk(source.start, numel)
+        if start not in made:
+            made.add(start)
+            self._put_together(memory, start)
+        return memory.own.chunk(source.start, numel)
+
+    def _put_together(self, memory: OpMemory, start: int) -> None:
+        """Write a chunk of what this node brings to its row, folded in the accumulation type."""
+        if not self._reduces and not self.is_in_parts:
+            return  # it is in the row already
+        for part, low, high in self._parts.parts_in(start, self._stops[start]):
+            place = self._parts.place(low)
+            inputs = []
+            for end in part.sources:
+                at = end.offset + low - part.slice.start
+                inputs.append(
+                    memory.inputs[self._ranks.index(end.rank)].tensor[at : at + high - low]
+                )
+            out = memory.own.tensor[place : place + high - low]
+            if self._reduces:
+                self.arithmetic.fold_inputs(out, inputs)
+            else:
+                out.copy_(inputs[0])
 
     def is_folded(self, start: int) -> bool:
         """Return True if this node folds what comes at a place; else it takes it as it is."""
         part = self._folds[self._me]
-        return self.reduces and part.start <= start < part.stop
+        return part.start <= start < part.stop
 
     def fold(self, memory: OpMemory, start: int, received: Mapping[int, Payload]) -> list[Outgoing]:
         """Fold a chunk in the order of the nodes; returns what this node sends of it.
@@ -269,9 +382,14 @@ class LaneProgram:
         Args:
             received: by node, the chunks of all others.
         """
-        stop = self.expected[next(iter(received)), start]
-        arithmetic, kept = self.arithmetic, memory.kept[start:stop]
-        own = memory.own[start:stop]
+        stop, source = self._stops[start], self._sources[start]
+        arithmetic, kept = self.arithmetic, memory.kept.tensor[start:stop]
+        row = memory.own
+        if source.row >= 0:
+            row = memory.inputs[source.row]
+        elif self._spreads or self._kind is not Kind.ALL_REDUCE:  # else it was sent to others too
+            self._put_together(memory, start)
+        own = row.tensor[source.start : source.start + stop - start]
         operands = [
             own
             if node == self._me
@@ -282,24 +400,48 @@ class LaneProgram:
         self.finish(memory, start, stop)
         if not self._spreads:
             return []
-        payload = _bytes_of(kept)
-        place = self._at(memory.kept_at, start)
+        payload, place = memory.kept.chunk(start, stop - start)
         return [Outgoing(other, start, payload, place) for other in self.others]
 
     def finish(self, memory: OpMemory, start: int, stop: int) -> None:
         """Write the result of a chunk whose sum is there."""
-        self.arithmetic.finish([memory.result[start:stop]], memory.kept[start:stop])
+        if self._reduces:
+            kept = memory.kept.tensor[start:stop]
+            self.arithmetic.finish([memory.result[start:stop]], kept)
 
     def destination(self, memory: OpMemory, start: int, stop: int) -> memoryview:
         """The memory of a chunk that is taken as it comes."""
-        return _bytes_of(memory.kept[start:stop])
+        place = self._row.place(start)
+        return _bytes_of(memory.kept.tensor[place : place + stop - start])
 
     def nbytes(self, start: int, stop: int) -> int:
         """The size of a chunk on its way."""
         return (stop - start) * self._itemsize
 
+    def write_part(self, kept: torch.Tensor, parts: NodeParts, work: torch.Tensor) -> None:
+        """Write this node's part of a result to a work buffer of the long lane.
+
+        Args:
+            kept: as the op's memory has it.
+            parts: the layout of the buffer.
+            work: its elements.
+        """
+        for part in parts.parts:
+            if part.targets:
+                numel = part.slice.stop - part.slice.start
+                place, start = parts.place(part.slice.start), self._row.place(part.slice.start)
+                work[place : place + numel] = kept[start : start + numel]
+
+
+_NOTHING = memoryview(b"")
+
+
+def _private(nbytes: int) -> SharedBytes | None:
+    """Memory of this process; ``None`` for none."""
+    return SharedBytes(torch.empty(nbytes, dtype=torch.uint8), None, 0) if nbytes else None
+
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
     if not tensor.numel():
-        return memoryview(b"")
+        return _NOTHING
     return tensor.view(torch.uint8).numpy().data

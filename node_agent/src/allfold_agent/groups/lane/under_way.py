@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import torch
 
-from allfold_agent.compilation.op_spec import OpSpec
 from allfold_agent.edges.lane_link import Payload
 from allfold_agent.groups.lane.page import NextPost
 from allfold_agent.groups.lane.program import LaneProgram, OpMemory, Outgoing
@@ -29,14 +28,14 @@ class EarlyFrame(NamedTuple):
 
 
 class HeldResult(NamedTuple):
-    """The result of a published op, which other nodes may fetch.
+    """The result of an op on this node, which other nodes may need.
 
     Attributes:
         kept: as the op's memory has it.
         buffers: that it is in, if it is not in the page.
     """
 
-    spec: OpSpec
+    program: LaneProgram
     kept: torch.Tensor
     buffers: tuple[Buffer, ...]
 
@@ -62,6 +61,8 @@ class OpUnderWay:
 
     Attributes:
         heard: the nodes of which something has come.
+        words: the nodes that have said that they hold their parts.
+        is_held: this node has said so, so that others may hand out theirs.
     """
 
     def __init__(
@@ -78,6 +79,8 @@ class OpUnderWay:
         self.place = place
         self.digest = program.spec.digest
         self.heard: set[int] = set()
+        self.words: set[int] = set()
+        self.is_held = False
         self._memory = memory
         self._buffers = buffers
         self._free = free
@@ -88,6 +91,12 @@ class OpUnderWay:
     def is_whole(self) -> bool:
         """True once all that others send has come."""
         return not self._missing
+
+    @property
+    def may_be_handed_out(self) -> bool:
+        """True once all others hold what the ranks of their nodes get, where that counts."""
+        program = self.program
+        return not program.is_in_parts or len(self.words) == len(program.others)
 
     def begin(self) -> Iterator[Outgoing]:
         """Yield what this node sends at once."""
@@ -134,4 +143,4 @@ class OpUnderWay:
 
     def hold(self) -> HeldResult:
         """Return the result, now that it is published."""
-        return HeldResult(self.program.spec, self._memory.kept, self._buffers)
+        return HeldResult(self.program, self._memory.kept.tensor, self._buffers)
