@@ -89,6 +89,11 @@ class AgentPage:
         # Before any rank has the page: 0 would give them all ops.
         self._words[FIRST] = NEVER
         self._fingerprints: dict[int, bytes] = {}  # by digest
+        # By slot, those of the ranks and last that of the agent: they are looked at for every op.
+        rows, slots = range(layout.agent + 1), range(layout.slots)
+        self._post_words = [[layout.post_word(row, slot) for row in rows] for slot in slots]
+        self._waiting_words = [layout.waiting_word(rank) for rank in range(layout.ranks)]
+        self._finished_words = [layout.finished_word(rank) for rank in range(layout.ranks)]
         self._fence = make_lock("fence")
 
     @property
@@ -131,30 +136,28 @@ class AgentPage:
 
     def next_post(self, after: int) -> NextPost | None:
         """Return the first op from a number on that all ranks have posted; ``None`` without one."""
-        layout, all_words = self.layout, self._words
+        all_words = self._words
         seq = self._first_posted(after)
         if seq < 0:
             return None
-        slot = seq % layout.slots
-        digest, is_mixed = -1, False
-        for rank in range(layout.ranks):
-            word = layout.post_word(rank, slot)
+        slot = seq % self.layout.slots
+        first, *others, _ = self._post_words[slot]
+        digest, is_mixed = all_words[first + 1], False
+        for word in others:
             if all_words[word] != seq + 1:
                 return None
-            is_mixed = is_mixed or digest not in (-1, all_words[word + 1])
-            digest = all_words[word + 1]
+            is_mixed = is_mixed or all_words[word + 1] != digest
         packed = self._fingerprints.get(digest)
         if packed is None:
             if len(self._fingerprints) >= _REMEMBERED:
                 self._fingerprints.clear()
-            post = Post(seq, slot, read_header(self._view, layout.post_word(0, slot)))
+            post = Post(seq, slot, read_header(self._view, first))
             packed = self._fingerprints[digest] = self.fingerprint(0, post)
         return NextPost(seq, slot, packed, is_mixed)
 
     def _first_posted(self, after: int) -> int:
         """Return the first op from a number on that the first rank has posted; -1 for none."""
-        layout, all_words = self.layout, self._words
-        if all_words[layout.post_word(0, after % layout.slots)] == after + 1:
+        if self._words[self._post_words[after % self.layout.slots][0]] == after + 1:
             return after
         # A rank may post two ops while this looks, so that only the later one is seen. Once that
         # one is seen, all before it are there: so a second look finds the first of them.
@@ -162,17 +165,16 @@ class AgentPage:
         return self._lowest_posted(after) if is_any else -1
 
     def _lowest_posted(self, after: int) -> int:
-        layout, all_words = self.layout, self._words
-        posted = (all_words[layout.post_word(0, slot)] for slot in range(layout.slots))
+        posted = (self._words[words[0]] for words in self._post_words)
         return min((each for each in posted if each > after), default=0) - 1
 
     def publish(self, seq: int, slot: int, place: int) -> None:
         """Tell the ranks that the result of an op is in the agent's slot, or in a place."""
-        layout, all_words = self.layout, self._words
-        word = layout.post_word(layout.agent, slot)
+        all_words, words = self._words, self._post_words[slot]
+        word = words[-1]
         if place >= 0:
             all_words[word + 2] = place
-        all_words[word + 1] = all_words[layout.post_word(0, slot) + 1]
+        all_words[word + 1] = all_words[words[0] + 1]
         # Last: who sees it reads the digest beside it.
         all_words[word] = seq + 1
         with self._fence:
@@ -180,10 +182,8 @@ class AgentPage:
 
     def wake_for_result(self, slot: int) -> None:
         """Wake the ranks that block until there is a result in the agent's slot."""
-        layout, all_words = self.layout, self._words
-        word = layout.post_word(layout.agent, slot)
-        waiting = (all_words[layout.waiting_word(rank)] for rank in range(layout.ranks))
-        if any(each == word + 1 for each in waiting):
+        word = self._post_words[slot][-1]
+        if any(self._words[each] == word + 1 for each in self._waiting_words):
             machine.wake(self.mapping.address + word * WORD)
 
     def announce_agent(self, *, blocks: bool) -> None:
@@ -203,7 +203,7 @@ class AgentPage:
 
     def end_of_finished_by_all(self) -> int:
         """Return the number below which no local rank needs the result of an op."""
-        return min(map(self.end_of_finished, range(self.layout.ranks)))
+        return min([self._words[word] for word in self._finished_words])
 
     # Posts
 

@@ -67,23 +67,38 @@ class SharedBytes(NamedTuple):
         return None if self.file is None else (self.file, self.place)
 
 
-class Elements(NamedTuple):
+class Elements:
     """Elements, and where agents of this machine may read them.
 
-    Attributes:
+    Args:
         at: the file, and where they begin in it; ``None`` for nowhere.
     """
 
-    tensor: torch.Tensor
-    at: FilePlace | None
+    __slots__ = ("_at", "_chunks", "_parts", "tensor")
+
+    def __init__(self, tensor: torch.Tensor, at: FilePlace | None) -> None:
+        self.tensor = tensor
+        self._at = at
+        # As the memory of slots is used again and again.
+        self._chunks: dict[tuple[int, int], tuple[memoryview, FilePlace | None]] = {}
+        self._parts: dict[tuple[int, int], torch.Tensor] = {}
+
+    def part(self, start: int, numel: int) -> torch.Tensor:
+        """Return the elements of a range."""
+        found = self._parts.get((start, numel))
+        if found is None:
+            found = self._parts[start, numel] = self.tensor[start : start + numel]
+        return found
 
     def chunk(self, start: int, numel: int) -> tuple[memoryview, FilePlace | None]:
         """Return the bytes of a range, and where they are."""
-        part = self.tensor[start : start + numel]
-        if self.at is None:
-            return _bytes_of(part), None
-        file, place = self.at
-        return _bytes_of(part), (file, place + start * part.element_size())
+        found = self._chunks.get((start, numel))
+        if found is None:
+            part, place = self.part(start, numel), None
+            if self._at is not None:
+                place = self._at[0], self._at[1] + start * part.element_size()
+            found = self._chunks[start, numel] = _bytes_of(part), place
+        return found
 
 
 class OpMemory(NamedTuple):
@@ -383,13 +398,13 @@ class LaneProgram:
             received: by node, the chunks of all others.
         """
         stop, source = self._stops[start], self._sources[start]
-        arithmetic, kept = self.arithmetic, memory.kept.tensor[start:stop]
+        arithmetic, kept = self.arithmetic, memory.kept.part(start, stop - start)
         row = memory.own
         if source.row >= 0:
             row = memory.inputs[source.row]
         elif self._spreads or self._kind is not Kind.ALL_REDUCE:  # else it was sent to others too
             self._put_together(memory, start)
-        own = row.tensor[source.start : source.start + stop - start]
+        own = row.part(source.start, stop - start)
         operands = [
             own
             if node == self._me
@@ -405,14 +420,14 @@ class LaneProgram:
 
     def finish(self, memory: OpMemory, start: int, stop: int) -> None:
         """Write the result of a chunk whose sum is there."""
-        if self._reduces:
-            kept = memory.kept.tensor[start:stop]
+        if self.kept_bytes:
+            kept = memory.kept.part(start, stop - start)
             self.arithmetic.finish([memory.result[start:stop]], kept)
 
     def destination(self, memory: OpMemory, start: int, stop: int) -> memoryview:
         """The memory of a chunk that is taken as it comes."""
-        place = self._row.place(start)
-        return _bytes_of(memory.kept.tensor[place : place + stop - start])
+        payload, _ = memory.kept.chunk(self._row.place(start), stop - start)
+        return payload
 
     def nbytes(self, start: int, stop: int) -> int:
         """The size of a chunk on its way."""
