@@ -96,6 +96,41 @@ def burst(group: allfold.Group, count: int) -> int:
     return count
 
 
+def burst_in_parts(group: allfold.Group, count: int) -> int:
+    """A burst of ops of whose results each rank has a part; how many were right."""
+    rank, size = group.rank, group.world_size
+    own = np.arange(size, dtype=np.int64)
+    everybody = [own + 10 * each for each in range(size)]
+    right: list[Any] = []
+    works: list[Any] = []
+    for number in range(count):
+        root = number % size
+        match number % 5:
+            case 0:
+                works.append(group.reduce(own + 10 * rank, root, async_op=True))
+                right.append(sum(everybody) if rank == root else None)
+            case 1:
+                works.append(group.gather(own + 10 * rank, root=root, async_op=True))
+                right.append(np.stack(everybody) if rank == root else None)
+            case 2:
+                rows = np.stack(everybody) + number if rank == root else None
+                out = np.empty(size, np.int64)
+                works.append(group.scatter(out, rows, root=root, async_op=True))
+                right.append(everybody[rank] + number)
+            case 3:
+                works.append(group.reduce_scatter(own + 10 * rank, async_op=True))
+                right.append(sum(everybody)[rank : rank + 1])
+            case _:
+                works.append(group.all_to_all(own + 10 * rank, async_op=True))
+                right.append(rank + 10 * np.arange(size))
+    found = [work.wait() for work in works]
+    same = (
+        b is None or np.array_equal(np.asarray(a).ravel(), b.ravel())
+        for a, b in zip(found, right, strict=True)
+    )
+    return sum(same)
+
+
 def same_bits(group: allfold.Group, numel: int, dtype: str) -> tuple[bool, bool]:
     """A sum of numbers that are not exact, in the short lane and in the long one.
 

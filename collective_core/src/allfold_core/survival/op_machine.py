@@ -125,6 +125,16 @@ class OpMachine(GroupOps):
         entry = self.ops.get(seq)
         return seq > self.floor if entry is None else entry.state is OpState.OPEN
 
+    def is_undecided(self, seq: int) -> bool:
+        """Return True if the lane was closed while this node held its part of an op's result.
+
+        Until the next round decides, which may have the op run again.
+        """
+        entry = self.ops.get(seq)
+        if entry is None or not entry.by_lane or entry.forward:
+            return False
+        return entry.state is OpState.HELD
+
     def expected_stamp(self, seq: int) -> Stamp | None:
         """The epoch whose frames of an op this node still wants; ``None`` if it wants none.
 
@@ -134,6 +144,8 @@ class OpMachine(GroupOps):
         if entry is None:
             wanted = seq > max(self.floor, self._reached) and self.node in self.epoch.nodes
             return self.epoch.stamp if wanted else None
+        if self.is_undecided(seq):
+            return entry.stamp  # others may have begun anew, before they knew whether this node has
         if entry.state is not OpState.OPEN or entry.complete or entry.fetch:
             return None
         return entry.stamp or self.epoch.stamp

@@ -62,6 +62,7 @@ class LaneKeeper:
         # The lane that was open last in an earlier epoch: there may be posts to be taken over.
         self._previous: NodeLane | None = None
         self._end = 0  # of the ops that ranks have done
+        self._held = -1  # the op of which this node held its part as the lane was closed last
 
     def entered(self, epoch: GroupEpoch) -> None:
         """Make the lane of a new epoch, whose ranks need a page of their own."""
@@ -317,6 +318,7 @@ class LaneKeeper:
         if found is None:
             return _nothing
         seq, result = found
+        self._held = seq
         group, epoch = self._group, self._group.current
         call = epoch.call_of(result.program.spec)
         calls = dict.fromkeys(lane.sessions, call)
@@ -372,6 +374,8 @@ class LaneKeeper:
         If the lane is closed before that op is complete, it goes by the edges between the nodes,
         and on those the ops have to be in the same order on every node.
         """
+        if self._held < seq and self._group.agreement.machine.is_undecided(self._held):
+            return False
         lane = self.lane
         across = lane if lane is not None and lane.exchange is not None else None
         return not any(self._has_unfinished_before(seq, each) for each in (self._previous, across))
