@@ -68,7 +68,7 @@ def test_a_node_without_file_descriptors_does_not_take_the_other_one_for_lost(
 
 
 def test_bytes_that_come_with_the_head_of_the_response_are_not_lost() -> None:
-    head = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: allfold-edge/4\r\n"
+    head = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: allfold-edge/5\r\n"
     with answering(head + b"\r\nthe first frames") as address:
         sock, early = upgrade(transport(), address, EDGE.target, EDGE_PROTOCOL, 5)
         with sock:

@@ -31,10 +31,10 @@ _STRATEGIES = {
 }
 """What the lane does between nodes, as strategies say it."""
 
-# What an op of the long lane takes beside what its strategy is predicted to take, in seconds and as
-# a part of that: its chunks pass through several threads.
+# What an op of the long lane takes beside what its strategy is predicted to take, per op and per
+# byte: it passes through several threads, and its result is copied once more.
 _SAVED_SECONDS = 300e-6
-_SAVED_PART = 0.25
+_SAVED_SECONDS_PER_BYTE = 1 / 5e9
 _FEWEST_BYTES = 1024
 
 
@@ -80,7 +80,7 @@ def _most_bytes(kind: Kind, plan: Plan) -> int:
 def _is_faster(kind: Kind, plan: Plan, nbytes: int) -> bool:
     ours = _seconds(kind, lane_strategy(kind, plan, nbytes), plan, nbytes)
     best = min(_seconds(kind, name, plan, nbytes) for name in candidates(kind))
-    return ours <= best * (1 + _SAVED_PART) + _SAVED_SECONDS
+    return ours <= best + _SAVED_SECONDS + nbytes * _SAVED_SECONDS_PER_BYTE
 
 
 def _seconds(kind: Kind, strategy: str, plan: Plan, nbytes: int) -> float:

@@ -14,7 +14,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 MAGIC = 0xAF01
-EDGE_PROTOCOL = "allfold-edge/4"
+EDGE_PROTOCOL = "allfold-edge/5"
 ACK = struct.Struct("<Q")
 
 _BODY = struct.Struct("<HBxQQQQIQQI")

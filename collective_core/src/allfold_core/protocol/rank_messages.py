@@ -18,7 +18,7 @@ from allfold_core.dtypes import NO_ALIAS, Alias
 from allfold_core.errors import InvalidArgument
 from allfold_core.schema import read_object
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 MAX_MESSAGE = 64 * 1024
 LONGEST_TIMEOUT = 30 * 24 * 3600.0
 

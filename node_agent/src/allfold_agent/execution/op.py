@@ -20,7 +20,7 @@ from allfold_agent.compilation.task_graph import chunks
 from allfold_agent.execution.executor import Executor
 from allfold_agent.execution.op_edges import OpReceiver
 from allfold_agent.gpu.operands import GpuOperands, GpuRange, HostRange, Nowhere, Place
-from allfold_agent.runtime.buffers import Buffer, MappedMemory, SharedFile
+from allfold_agent.runtime.buffers import Buffer, MappedMemory
 from allfold_agent.runtime.locks import make_lock
 from allfold_agent.runtime.threads import WorkerPool
 from allfold_core.errors import AllfoldError
@@ -52,9 +52,6 @@ class RankEndpoint(Protocol):
 
     def mapping(self, segment: int) -> MappedMemory:
         """Return the mapping of a segment of the arena in the host's memory."""
-
-    def file(self, segment: int) -> SharedFile:
-        """Return the file of a segment of the arena, which agents of this machine may read."""
 
     def send_outcome(self, outcome: Outcome) -> None:
         """Send the rank the outcome of a call, without waiting."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
-import mmap
 import os
 import socket
 from collections import deque
@@ -23,8 +21,9 @@ from allfold_agent.gpu.operands import GpuRange
 from allfold_agent.groups.epoch import GroupEpoch
 from allfold_agent.groups.group import NodeGroup
 from allfold_agent.groups.lane.short_lane import NodeLane
-from allfold_agent.runtime.buffers import MappedMemory, SharedFile
+from allfold_agent.runtime.buffers import MappedMemory
 from allfold_agent.runtime.locks import make_lock
+from allfold_agent.runtime.rank_arena import RankArena, not_in_arena
 from allfold_core.errors import AllfoldError, InvalidArgument
 from allfold_core.protocol.rank_messages import (
     FENCE_WORD,
@@ -42,7 +41,6 @@ log = logging.getLogger(__name__)
 MAX_SEGMENTS = 4096
 # What waits for a rank that does not read. The outcomes of all calls that it may make are less.
 MAX_UNSENT_BYTES = 64 << 20
-_REMEMBERED = 1024
 
 
 @dataclass(slots=True)
@@ -117,11 +115,8 @@ class RankConnection:
         self.joining: set[Future[Any]] = set()
         # Calls whose memory is still in use by the GPU of the rank, and those behind them.
         self.deferred: deque[DeferredCall] = deque()
-        self._segments: dict[int, torch.Tensor] = {}
-        self._mappings: dict[int, MappedMemory] = {}
-        self._files: dict[int, SharedFile] = {}
+        self.arena = RankArena()
         self._on_gpus: dict[int, RankMemory] = {}
-        self._views: dict[tuple[Region, int], torch.Tensor] = {}
         self._outbox: deque[tuple[bytes, NodeLane | None]] = deque()
         self._unsent_bytes = 0
         self._lock = make_lock("rank")
@@ -135,18 +130,7 @@ class RankConnection:
         """Map a memfd of the rank's arena; ``InvalidArgument`` if it cannot be used safely."""
         try:
             self.check_number(number)
-            actual = os.fstat(descriptor).st_size
-            if actual < size:
-                raise InvalidArgument(
-                    f"segment {number} of {size} bytes is not acceptable: the file has {actual}"
-                )
-            if not fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
-                # Whoever cuts memory that others have mapped kills them with SIGBUS.
-                raise InvalidArgument(f"segment {number} is not sealed against being cut")
-            memory = mmap.mmap(descriptor, size)
-            self._segments[number] = torch.frombuffer(memory, dtype=torch.uint8)
-            self._mappings[number] = MappedMemory(memory)
-            self._files[number] = SharedFile.read_only(descriptor)
+            self.arena.add(number, size, descriptor)
         finally:
             os.close(descriptor)
 
@@ -159,8 +143,8 @@ class RankConnection:
 
     def check_number(self, number: int) -> None:
         """``InvalidArgument`` where a segment of this number cannot be taken."""
-        taken = len(self._segments) + len(self._on_gpus)
-        if number in self._segments or number in self._on_gpus or taken >= MAX_SEGMENTS:
+        taken = len(self.arena) + len(self._on_gpus)
+        if number in self.arena or number in self._on_gpus or taken >= MAX_SEGMENTS:
             raise InvalidArgument(
                 f"segment {number} is not acceptable: there is one of this number, or too many "
                 f"({taken}, of at most {MAX_SEGMENTS})"
@@ -169,7 +153,7 @@ class RankConnection:
     @property
     def arena_bytes(self) -> int:
         """The memory of the host that the rank shares. From any thread."""
-        return sum(map(len, self._mappings.copy().values()))
+        return self.arena.nbytes
 
     def place(self, region: Region, nbytes: int) -> torch.Tensor | GpuRange:
         """Return a region of the host or of a GPU; ``InvalidArgument`` where there is none."""
@@ -177,18 +161,12 @@ class RankConnection:
         if memory is None or not nbytes:
             return self.memory(region, nbytes)
         if region.offset + nbytes > memory.size:
-            raise _not_in_arena(region, nbytes)
+            raise not_in_arena(region, nbytes)
         return GpuRange(memory, region.offset, nbytes)
 
     def mapping(self, segment: int) -> MappedMemory:
         """Return a segment of the host's memory; ``InvalidArgument`` where there is none."""
-        if segment not in self._mappings:
-            raise InvalidArgument(f"this rank has no segment {segment} in the host's memory")
-        return self._mappings[segment]
-
-    def file(self, segment: int) -> SharedFile:
-        """Return the file of a segment of the host's memory, which is known here."""
-        return self._files[segment]
+        return self.arena.mapping(segment)
 
     def has_passed(self, fence: Fence) -> bool:
         """Return True if the GPU has come to a call, so that its memory may be used.
@@ -200,25 +178,12 @@ class RankConnection:
             return True
         mapping, offset = self.mapping(fence.word.segment), fence.word.offset
         if offset % FENCE_WORD.size or offset + FENCE_WORD.size > len(mapping):
-            raise _not_in_arena(fence.word, FENCE_WORD.size)
+            raise not_in_arena(fence.word, FENCE_WORD.size)
         return fence.is_passed(*FENCE_WORD.unpack_from(mapping.memory, offset))
 
     def memory(self, region: Region, nbytes: int) -> torch.Tensor:
         """Return the bytes of a region of the host; ``InvalidArgument`` where there is none."""
-        view = self._views.get((region, nbytes))
-        if view is None:
-            if len(self._views) >= _REMEMBERED:
-                self._views.clear()
-            view = self._views[region, nbytes] = self._view(region, nbytes)
-        return view
-
-    def _view(self, region: Region, nbytes: int) -> torch.Tensor:
-        if nbytes == 0:
-            return torch.empty(0, dtype=torch.uint8)
-        segment = self._segments.get(region.segment)
-        if segment is None or region.offset + nbytes > len(segment):
-            raise _not_in_arena(region, nbytes)
-        return segment[region.offset : region.offset + nbytes]
+        return self.arena.memory(region, nbytes)
 
     def send(self, message: bytes) -> None:
         """Send a message, now or as soon as the socket takes it."""
@@ -256,7 +221,7 @@ class RankConnection:
         body["page"] = lane.describe_to(membership.session)
         self._send(pack_json(kind, body), lane)
         # After it is sent: the lane may open once all ranks count as having the page.
-        lane.hand_to(membership.session, self, number)
+        lane.hand_to(membership.session, self, self.arena, number)
         return lane
 
     def send_outcome(self, outcome: Outcome) -> None:
@@ -336,10 +301,7 @@ class RankConnection:
             self._closed = True
             self._outbox.clear()
         self.deferred.clear()
-        self._segments.clear()
-        self._mappings.clear()
-        self._files.clear()
-        self._views.clear()
+        self.arena = RankArena()  # what the rank has posted still needs the one that it had
         if self.end is not None:
             self.end.close()
         self._end_socket()
@@ -372,13 +334,6 @@ def refuse_request(process: RankConnection, body: dict[str, Any], error: Allfold
     request = body.get("request")
     refusal = {**error.to_dict(), "request": request if isinstance(request, int) else None}
     process.send(pack_json(Message.REFUSED, refusal))
-
-
-def _not_in_arena(region: Region, nbytes: int) -> InvalidArgument:
-    return InvalidArgument(
-        f"{nbytes} bytes at {region.offset} of segment {region.segment} do not lie in this rank's "
-        "arena"
-    )
 
 
 def _peer_pid(connected: socket.socket) -> int:

@@ -255,7 +255,11 @@ class LaneExchange:
         op = self._prepared(post, program)
         if op is None:
             return False
-        self._op = op
+        with self._table.lock:
+            if not self.is_open:
+                return False
+            op.is_held = program.gets_nothing  # from the first frame on, which says so
+            self._op = op
         self._send(op, op.begin())
         for frame in self._early.pop(op.seq, ()):
             self._feed(op, frame)

@@ -144,6 +144,9 @@ class LaneProgram:
         result_bytes: of the row that local ranks take.
         kept_bytes: of a kept result that is not the result itself; 0 where it is.
         own_bytes: of a row of what this node brings; 0 without one.
+        gets_nothing: this node holds its part of such a result from the beginning.
+        words: the other nodes that have to say that they hold theirs; for the others, their frames
+            do.
         others: the other nodes.
         expected: where the chunks that come from others stop, by node and start.
     """
@@ -176,6 +179,9 @@ class LaneProgram:
             for to, start, stop in self._all_from(node)
             if to == me
         }
+        takers = set(filter(self._gets_something, self._nodes)) if self.is_in_parts else set()
+        self.gets_nothing = self.is_in_parts and me not in takers
+        self.words = frozenset(takers - {me})
         self._in_slots: dict[int, OpMemory] = {}
         self._own: SharedBytes | None = None
         self._plan_memory()
@@ -228,6 +234,12 @@ class LaneProgram:
             case Kind.ALL_TO_ALL:
                 return self._block(node * len(self._nodes) + other)
         return Slice(0, 0)
+
+    def _gets_something(self, node: int) -> bool:
+        """Return True if other nodes send a node anything that its ranks get."""
+        if self._kind is Kind.ALL_TO_ALL:  # of the pairs of others nothing is known here
+            return True
+        return any(self._to(other, node) for other in self._after(node))
 
     def _chunks(self, part: Slice) -> Iterator[tuple[int, int]]:
         step = max(LONGEST_PAYLOAD // self._itemsize, 1)

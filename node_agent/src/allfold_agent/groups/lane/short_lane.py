@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,11 +20,12 @@ from allfold_agent.groups.epoch import LOCAL, GroupEpoch
 from allfold_agent.groups.lane.exchange import LaneExchange, RankInput
 from allfold_agent.groups.lane.page import AgentPage, Post, end_of_complete
 from allfold_agent.groups.lane.program import SharedBytes
-from allfold_agent.runtime.buffers import MappedMemory, SharedFile
+from allfold_agent.runtime.buffers import MappedMemory
+from allfold_agent.runtime.rank_arena import RankArena
 from allfold_core.errors import InvalidArgument
 from allfold_core.operations import Fingerprint
 from allfold_core.pricing.lane import lane_rules, lane_strategy
-from allfold_core.protocol.rank_messages import OpMessage, Outcome, Region, pack_taken
+from allfold_core.protocol.rank_messages import OpMessage, Region, pack_taken
 from allfold_core.short_lane.choice import longest_end
 from allfold_core.short_lane.page import NEVER, SLOT_BYTES, PageLayout, digest_of
 
@@ -39,12 +40,11 @@ _LONGEST_PAUSE = 4096
 MakeExchange = Callable[[GroupEpoch, AgentPage, RankInput], LaneExchange]
 
 
-class PostingRank:
-    """A rank whose calls lie in the page; takes the part of its connection for these."""
+class PageMemory:
+    """The memory of a page, in which the slots are."""
 
-    def __init__(self, page: AgentPage, connection: RankEndpoint) -> None:
+    def __init__(self, page: AgentPage) -> None:
         self._page = page
-        self.connection = connection
 
     def place(self, region: Region, nbytes: int) -> torch.Tensor:
         return self.memory(region, nbytes)
@@ -57,14 +57,32 @@ class PostingRank:
     def mapping(self, segment: int) -> MappedMemory:  # noqa: ARG002 - there is one
         return self._page.mapping
 
-    def file(self, segment: int) -> SharedFile:  # noqa: ARG002 - there is one
-        return self._page.file
 
-    def send_outcome(self, outcome: Outcome) -> None:
-        self.connection.send_outcome(outcome)
+class PostingRank:
+    """A rank whose calls lie in the page; takes the part of its connection for these.
 
-    def send(self, message: bytes) -> None:
-        self.connection.send(message)
+    Args:
+        memory: in which their tensors are: it is there also after the rank has died.
+    """
+
+    def __init__(self, memory: PageMemory | RankArena, connection: RankEndpoint) -> None:
+        self.place, self.memory, self.mapping = memory.place, memory.memory, memory.mapping
+        self.send_outcome, self.send = connection.send_outcome, connection.send
+
+
+class LaneRank(NamedTuple):
+    """A rank that has been sent the page.
+
+    Attributes:
+        in_slots: it, for calls whose tensors are in its slots.
+        in_arena: it, for those whose tensors are in its arena.
+        number: what it calls the group.
+    """
+
+    in_slots: PostingRank
+    in_arena: PostingRank
+    arena: RankArena
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +95,7 @@ class PostedCall:
     """
 
     session: str
-    endpoint: RankEndpoint
+    endpoint: PostingRank
     number: int
     message: OpMessage
     called: float
@@ -117,7 +135,7 @@ class NodeLane:
         self._plan = plan
         self.obstacle = ""
         self.was_opened = False
-        self._ranks: dict[str, tuple[PostingRank, int]] = {}
+        self._ranks: dict[str, LaneRank] = {}
         self._settled: dict[str, int] = {}  # by session, the last post of which all is known
         self._held = 0
         self._pause = _FIRST_PAUSE
@@ -148,23 +166,26 @@ class NodeLane:
             **self._rules.to_dict(),
         }
 
-    def hand_to(self, session: str, connection: RankEndpoint, number: int) -> None:
+    def hand_to(
+        self, session: str, connection: RankEndpoint, arena: RankArena, number: int
+    ) -> None:
         """Note that a rank has been sent the page. From any thread.
 
         Args:
             number: what it calls the group.
         """
-        self._ranks[session] = PostingRank(self.page, connection), number
+        in_slots = PostingRank(PageMemory(self.page), connection)
+        self._ranks[session] = LaneRank(in_slots, PostingRank(arena, connection), arena, number)
 
     def rank_input(self, row: int, region: Region, nbytes: int) -> SharedBytes | None:
         """Return what a local rank brings; ``None`` as long as its arena is not known that far.
 
         From any thread. Of what never is, the rank is told when its op is taken over.
         """
-        endpoint, _ = self._ranks[self.sessions[row]]
+        arena = self._ranks[self.sessions[row]].arena
         try:
-            memory = endpoint.connection.memory(region, nbytes)
-            file = endpoint.connection.file(region.segment) if nbytes else self.page.file
+            memory = arena.memory(region, nbytes)
+            file = arena.file(region.segment) if nbytes else self.page.file
             return SharedBytes(memory, file, region.offset)
         except InvalidArgument as error:
             log.debug("%s: it may be on its way", error)
@@ -237,8 +258,8 @@ class NodeLane:
 
     def tell_closed(self) -> None:
         """Wake the ranks that wait for the agent's word, so that they look at the page."""
-        for rank, number in self._ranks.values():
-            rank.send(pack_taken(number))
+        for rank in self._ranks.values():
+            rank.in_slots.send(pack_taken(rank.number))
 
     def last_posted(self) -> dict[str, int]:
         """Return the last op that each rank has posted, by session."""
@@ -282,13 +303,12 @@ class NodeLane:
 
     def _call(self, session: str, post: Post) -> PostedCall:
         layout, header, rank = self.page.layout, post.header, self.sessions.index(session)
-        posting, number = self._ranks[session]
-        packed = self.fingerprint(session, post)
-        endpoint: RankEndpoint = posting
+        found = self._ranks[session]
+        packed, endpoint, number = self.fingerprint(session, post), found.in_slots, found.number
         source = Region(_PAGE, layout.input_offset(rank, post.slot))
         target = Region(_PAGE, layout.output_offset(rank, post.slot))
         if longest_end(Fingerprint.unpack(packed), self._plan.world_size) > layout.slot_bytes:
-            endpoint = posting.connection
+            endpoint = found.in_arena
             source, target = self.page.ends(rank, post.slot)
         message = OpMessage(
             number, post.seq, header.timeout, source, target, packed, view=header.view

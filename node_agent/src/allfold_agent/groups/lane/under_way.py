@@ -95,8 +95,7 @@ class OpUnderWay:
     @property
     def may_be_handed_out(self) -> bool:
         """True once all others hold what the ranks of their nodes get, where that counts."""
-        program = self.program
-        return not program.is_in_parts or len(self.words) == len(program.others)
+        return self.words >= self.program.words
 
     def begin(self) -> Iterator[Outgoing]:
         """Yield what this node sends at once."""
