@@ -225,10 +225,7 @@ class LaneExchange:
             return begun
         if op.program.is_in_parts and not op.is_held:
             return self._hold(op)
-        if not op.may_be_handed_out:
-            return begun
-        self._finish(op)
-        return True
+        return self._finish(op) if op.may_be_handed_out else begun
 
     def _hold(self, op: OpUnderWay) -> bool:
         """Say that this node has its part: after that it keeps it until all others have theirs."""
@@ -288,14 +285,13 @@ class LaneExchange:
         self._send(op, op.take(frame.node, frame.start, frame.payload, is_there=is_there))
         return True
 
-    def _finish(self, op: OpUnderWay) -> None:
+    def _finish(self, op: OpUnderWay) -> bool:
         """Publish the result of an op, now that all is there that others send."""
-        self._op = None
         with self._table.lock:
             # It may have been closed, or even opened again from a later op on.
             if not self.is_open or op.seq < self.published:
-                op.hold().release()
-                return
+                return False
+            self._op = None  # not before: whoever closes the lane has to find what is held
             self._page.publish(op.seq, op.slot, op.place)
             self._ends[op.slot] = monotonic()
             self.published = op.seq + 1
@@ -306,6 +302,7 @@ class LaneExchange:
         # Behind the word, at which whoever is woken looks.
         self._page.wake_for_result(op.slot)
         self._on_published()
+        return True
 
     def _note_part(self, op: OpUnderWay) -> None:
         """Remember that the local ranks have their parts: other nodes may have to know.
