@@ -141,7 +141,7 @@ class Memberships:
             **epoch.view(session),
         }
         # Before the rank has the page: from then on its posts may be taken over.
-        group.lanes.on_taken_over = self._on_taken_over
+        group.lanes.handover.on_taken_over = self._on_taken_over
         process.send_joined(number, body)
 
     def leave(self, process: RankConnection, body: dict[str, Any]) -> None:

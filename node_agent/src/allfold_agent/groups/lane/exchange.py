@@ -14,8 +14,9 @@ from time import monotonic
 from allfold_agent.edges.lane_link import Payload
 from allfold_agent.groups.epoch import GroupEpoch
 from allfold_agent.groups.lane.links import LaneLinks
+from allfold_agent.groups.lane.op_memory import Outgoing, SharedBytes
 from allfold_agent.groups.lane.page import AgentPage, NextPost
-from allfold_agent.groups.lane.program import LaneProgram, Outgoing, SharedBytes
+from allfold_agent.groups.lane.program import LaneProgram
 from allfold_agent.groups.lane.under_way import EarlyFrame, HeldResult, OpUnderWay
 from allfold_agent.groups.outcomes import OpTable
 from allfold_agent.runtime.buffers import Buffer, BufferPool

@@ -9,23 +9,21 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
-
-import torch
 
 from allfold_agent.edges.connections import EdgeCounters
 from allfold_agent.edges.lane_link import LaneDoor
 from allfold_agent.edges.opening import EdgeRequest
 from allfold_agent.groups.epoch import GroupEpoch, NodeResources
 from allfold_agent.groups.lane.exchange import LaneExchange, RankInput
+from allfold_agent.groups.lane.handover import LaneHandover
 from allfold_agent.groups.lane.links import LaneLinks
 from allfold_agent.groups.lane.page import AgentPage
 from allfold_agent.groups.lane.records import LaneRecords
 from allfold_agent.groups.lane.short_lane import NodeLane
 from allfold_agent.runtime import machine
-from allfold_agent.runtime.buffers import Buffer
 from allfold_core.errors import ServiceError
 from allfold_core.pricing.lane import MOST_NODES
 from allfold_core.protocol.frames import FrameHeader
@@ -46,23 +44,19 @@ class LaneKeeper:
 
     Attributes:
         records: what is to be seen of the lane of the current epoch.
-        on_taken_over: told when calls go on as if they were messages; their deadlines are to be
-            watched.
+        handover: takes what is left of a lane that is closed.
     """
 
     def __init__(self, group: NodeGroup, resources: NodeResources) -> None:
         self.records = LaneRecords(group)
-        self.on_taken_over: Callable[[], None] = lambda: None
+        self.handover = LaneHandover(group, resources)
         self._group = group
         self._resources = resources
         self._obstacle = machine.why_unordered() if resources.short_lane else "it is switched off"
         self._links: LaneLinks | None = None
         self._is_closing = False
-        self._is_taking_over = False
         # The lane that was open last in an earlier epoch: there may be posts to be taken over.
         self._previous: NodeLane | None = None
-        self._end = 0  # of the ops that ranks have done
-        self._held = -1  # the op of which this node held its part as the lane was closed last
 
     def entered(self, epoch: GroupEpoch) -> None:
         """Make the lane of a new epoch, whose ranks need a page of their own."""
@@ -197,7 +191,7 @@ class LaneKeeper:
     def consider_opening(self) -> None:
         """Open the lane, or wish for it, unless something is under way."""
         lane = self.lane
-        if lane is None or lane.is_open or self._is_taking_over or not self._is_ready(lane):
+        if lane is None or lane.is_open or self.handover.is_under_way or not self._is_ready(lane):
             return
         first = self._next_op(lane)
         if not lane.may_open(first):
@@ -268,105 +262,24 @@ class LaneKeeper:
 
     def close(self) -> None:
         """Take over what the ranks have not completed: the nodes have to agree on it."""
-        lane, machine = self.lane, self._group.agreement.machine
+        lane = self.lane
         if lane is None or not lane.is_open or self._is_closing:
             return
         self._is_closing = True
         try:
-            machine.leave_lane()
+            self._group.agreement.machine.leave_lane()
             lane.close()
             end = lane.end_of_complete()
             log.debug("group '%s': the short lane is closed before op %d", self._group.name, end)
             self.records.harvest()
-            machine.note_called(lane.last_posted())
-            self._hold_results(lane)
-            give_part = self._hold_part(lane)  # before the calls: it must not begin anew
-            self.pass_completed()
-            self._take_over(lane)
-            give_part()
+            self.handover.take_all(lane)
             lane.tell_closed()
         finally:
             self._is_closing = False
 
-    def _hold_results(self, lane: NodeLane) -> None:
-        """Give the agreement results that other nodes may not have."""
-        if lane.exchange is None:
-            return
-        group, epoch = self._group, self._group.current
-        machine, sessions = group.agreement.machine, lane.sessions
-        for seq, result in sorted(lane.exchange.held().items()):
-            if result.program.is_in_parts:
-                continue
-            machine.hold(seq, dict.fromkeys(sessions, epoch.call_of(result.program.spec)))
-            buffer = self._copy(result.bytes)
-            group.results.keep_copy(seq, epoch.stamp, buffer, result.bytes.nbytes)
-        for seq, program in lane.exchange.parts():
-            machine.hold(seq, dict.fromkeys(sessions, epoch.call_of(program.spec)))
-        lane.exchange.drop_results()
-
-    def _copy(self, raw: torch.Tensor) -> Buffer:
-        buffer = self._resources.buffers.take(raw.nbytes)
-        buffer.bytes[: raw.nbytes] = raw
-        return buffer
-
-    def _hold_part(self, lane: NodeLane) -> Callable[[], None]:
-        """Give the agreement the op of which this node holds its part, and its ranks have nothing.
-
-        Returns what gives the part itself, once the calls of the ranks were taken over.
-        """
-        found = None if lane.exchange is None else lane.exchange.take_held_part()
-        if found is None:
-            return _nothing
-        seq, result = found
-        self._held = seq
-        group, epoch = self._group, self._group.current
-        call = epoch.call_of(result.program.spec)
-        calls = dict.fromkeys(lane.sessions, call)
-        group.agreement.machine.hold(seq, calls, is_handed_out=False)
-
-        def give() -> None:
-            op = group.table.in_flight.get(seq)
-            if op is not None:
-                nbytes = epoch.runner.prepare_result(op)
-                op.result = self._resources.buffers.take(nbytes)
-                assert op.compiled is not None
-                parts, arithmetic = op.compiled.layout, op.compiled.arithmetic
-                work = arithmetic.kept(op.result.bytes, parts.held)
-                result.program.write_part(result.kept, parts, work)
-            result.release()
-
-        return give
-
     def pass_completed(self) -> None:
         """Tell the agreement what the ranks have done."""
-        if self.lane is not None:
-            self._note_completed(self.lane)
-        if self._end:
-            self._group.agreement.passed_by_ranks(self._end - 1)
-
-    def _note_completed(self, lane: NodeLane) -> None:
-        end = lane.end_of_complete()
-        if lane.exchange is not None:  # it may be opened in advance of what the ranks have called
-            read, posted = self._group.calls.submitted, lane.last_posted()
-            called = (max(read.get(each, -1), posted.get(each, -1)) for each in lane.sessions)
-            # And what was posted as the lane was closed may not have been taken over yet.
-            end = min([end, min(called) + 1, *lane.incomplete()])
-        self._end = max(self._end, end)
-
-    def _take_over(self, lane: NodeLane) -> None:
-        calls = lane.take_over()
-        if not calls:
-            return
-        log.debug("group '%s': %d posted calls are taken over", self._group.name, len(calls))
-        before, self._is_taking_over = self._is_taking_over, True
-        try:
-            for each in calls:
-                self._group.calls.submit(
-                    each.session, each.endpoint, each.number, each.message, each.called, posted=True
-                )
-        finally:
-            self._is_taking_over = before
-        self.on_taken_over()
+        self.handover.pass_completed(self.lane)
 
     def may_begin(self, seq: int) -> bool:
         """Return False while local ranks have an earlier op in the lane.
@@ -374,7 +287,7 @@ class LaneKeeper:
         If the lane is closed before that op is complete, it goes by the edges between the nodes,
         and on those the ops have to be in the same order on every node.
         """
-        if self._held < seq and self._group.agreement.machine.is_undecided(self._held):
+        if self.handover.is_undecided_before(seq):
             return False
         lane = self.lane
         across = lane if lane is not None and lane.exchange is not None else None
@@ -421,7 +334,7 @@ class LaneKeeper:
             if lane is None:
                 continue
             if self._has_unfinished_before(min(seq + 1, lane.page.first), lane):
-                self._take_over(lane)
+                self.handover.take_calls(lane)
 
     def messages_read(self, session: str, seq: int) -> None:
         """Allow a rank to post ops after ``seq``, as all its messages up to that were read."""

@@ -20,7 +20,14 @@ import torch
 from allfold_agent.arithmetic.kernels import Arithmetic
 from allfold_agent.compilation.op_spec import OpSpec, sizes
 from allfold_agent.edges.lane_link import LONGEST_PAYLOAD, FilePlace, Payload
-from allfold_agent.edges.outgoing import SharedMemory
+from allfold_agent.groups.lane.op_memory import (
+    NOTHING,
+    Elements,
+    OpMemory,
+    Outgoing,
+    SharedBytes,
+    private,
+)
 from allfold_agent.groups.lane.page import AgentPage
 from allfold_core.operations import Kind
 from allfold_core.plan import Plan
@@ -32,89 +39,6 @@ from allfold_core.survival.reports import is_replicated
 
 Chunk = tuple[int, int, int]
 """The other node, and the start and stop of a range of the index space."""
-
-
-class Outgoing(NamedTuple):
-    """A chunk for another node.
-
-    Attributes:
-        node: its index.
-        start: in the index space.
-        place: where a node on this machine may read it; ``None`` for nowhere.
-    """
-
-    node: int
-    start: int
-    payload: memoryview
-    place: FilePlace | None
-
-
-class SharedBytes(NamedTuple):
-    """Raw memory that agents of this machine may read.
-
-    Attributes:
-        file: that it is in; ``None`` if others may not read it.
-        place: where it begins there.
-    """
-
-    memory: torch.Tensor
-    file: SharedMemory | None
-    place: int
-
-    @property
-    def at(self) -> FilePlace | None:
-        """The file, and where it begins there; ``None`` for nowhere."""
-        return None if self.file is None else (self.file, self.place)
-
-
-class Elements:
-    """Elements, and where agents of this machine may read them.
-
-    Args:
-        at: the file, and where they begin in it; ``None`` for nowhere.
-    """
-
-    __slots__ = ("_at", "_chunks", "_parts", "tensor")
-
-    def __init__(self, tensor: torch.Tensor, at: FilePlace | None) -> None:
-        self.tensor = tensor
-        self._at = at
-        # As the memory of slots is used again and again.
-        self._chunks: dict[tuple[int, int], tuple[memoryview, FilePlace | None]] = {}
-        self._parts: dict[tuple[int, int], torch.Tensor] = {}
-
-    def part(self, start: int, numel: int) -> torch.Tensor:
-        """Return the elements of a range."""
-        found = self._parts.get((start, numel))
-        if found is None:
-            found = self._parts[start, numel] = self.tensor[start : start + numel]
-        return found
-
-    def chunk(self, start: int, numel: int) -> tuple[memoryview, FilePlace | None]:
-        """Return the bytes of a range, and where they are."""
-        found = self._chunks.get((start, numel))
-        if found is None:
-            part, place = self.part(start, numel), None
-            if self._at is not None:
-                place = self._at[0], self._at[1] + start * part.element_size()
-            found = self._chunks[start, numel] = _bytes_of(part), place
-        return found
-
-
-class OpMemory(NamedTuple):
-    """The memory of one op on this node.
-
-    Attributes:
-        inputs: of the local ranks, in the order of their numbers.
-        own: the row of what this node brings, in the accumulation type; it may be ``kept``.
-        kept: what it gets, before a mean is divided and half types are rounded.
-        result: the row that local ranks take; it may be ``kept``.
-    """
-
-    inputs: Sequence[Elements]
-    own: Elements
-    kept: Elements
-    result: torch.Tensor
 
 
 class _Source(NamedTuple):
@@ -307,8 +231,8 @@ class LaneProgram:
         if found is None:
             starts = [page.layout.input_offset(row, slot) for row in range(page.layout.agent + 1)]
             *inputs, result = (SharedBytes(page.bytes[each:], page.file, each) for each in starts)
-            self._own = self._own or _private(self.own_bytes)
-            kept = _private(self.kept_bytes)
+            self._own = self._own or private(self.own_bytes)
+            kept = private(self.kept_bytes)
             found = self._in_slots[slot] = self.memory(inputs, result, kept, self._own)
         return found
 
@@ -358,7 +282,7 @@ class LaneProgram:
         made: set[int] = set()
         for node, start, stop in self._sends:
             if start == stop:
-                yield Outgoing(node, start, _NOTHING, None)
+                yield Outgoing(node, start, NOTHING, None)
                 continue
             yield Outgoing(node, start, *self._brought(memory, start, made))
 
@@ -458,17 +382,3 @@ class LaneProgram:
                 numel = part.slice.stop - part.slice.start
                 place, start = parts.place(part.slice.start), self._row.place(part.slice.start)
                 work[place : place + numel] = kept[start : start + numel]
-
-
-_NOTHING = memoryview(b"")
-
-
-def _private(nbytes: int) -> SharedBytes | None:
-    """Memory of this process; ``None`` for none."""
-    return SharedBytes(torch.empty(nbytes, dtype=torch.uint8), None, 0) if nbytes else None
-
-
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    if not tensor.numel():
-        return _NOTHING
-    return tensor.view(torch.uint8).numpy().data

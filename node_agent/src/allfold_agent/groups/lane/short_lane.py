@@ -18,8 +18,8 @@ import torch
 from allfold_agent.execution.op import RankEndpoint
 from allfold_agent.groups.epoch import LOCAL, GroupEpoch
 from allfold_agent.groups.lane.exchange import LaneExchange, RankInput
+from allfold_agent.groups.lane.op_memory import SharedBytes
 from allfold_agent.groups.lane.page import AgentPage, Post, end_of_complete
-from allfold_agent.groups.lane.program import SharedBytes
 from allfold_agent.runtime.buffers import MappedMemory
 from allfold_agent.runtime.rank_arena import RankArena
 from allfold_core.errors import InvalidArgument

@@ -1,0 +1,137 @@
+"""The handover from the short lane to the agreement of the nodes, as the lane is closed.
+
+With the lock of the group's ops held.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+
+from allfold_agent.groups.epoch import NodeResources
+from allfold_agent.groups.lane.short_lane import NodeLane
+from allfold_agent.runtime.buffers import Buffer
+
+if TYPE_CHECKING:
+    from allfold_agent.groups.group import NodeGroup
+
+log = logging.getLogger(__name__)
+
+
+class LaneHandover:
+    """Gives the agreement what the ranks have done, what is held, and what is left to be done.
+
+    Attributes:
+        is_under_way: calls are being taken over.
+        on_taken_over: told when calls go on as if they were messages; their deadlines are to be
+            watched.
+    """
+
+    def __init__(self, group: NodeGroup, resources: NodeResources) -> None:
+        self.is_under_way = False
+        self.on_taken_over: Callable[[], None] = lambda: None
+        self._group = group
+        self._resources = resources
+        self._end = 0  # of the ops that ranks have done
+        self._held = -1  # the op of which this node held its part as the lane was closed last
+
+    def pass_completed(self, lane: NodeLane | None) -> None:
+        """Tell the agreement what the ranks have done."""
+        if lane is not None:
+            self._note_completed(lane)
+        if self._end:
+            self._group.agreement.passed_by_ranks(self._end - 1)
+
+    def _note_completed(self, lane: NodeLane) -> None:
+        end = lane.end_of_complete()
+        if lane.exchange is not None:  # it may be opened in advance of what the ranks have called
+            read, posted = self._group.calls.submitted, lane.last_posted()
+            called = (max(read.get(each, -1), posted.get(each, -1)) for each in lane.sessions)
+            # And what was posted as the lane was closed may not have been taken over yet.
+            end = min([end, min(called) + 1, *lane.incomplete()])
+        self._end = max(self._end, end)
+
+    def take_all(self, lane: NodeLane) -> None:
+        """Take all of a lane that was just closed."""
+        self._group.agreement.machine.note_called(lane.last_posted())
+        self._hold_results(lane)
+        give_part = self._hold_part(lane)  # before the calls: it must not begin anew
+        self.pass_completed(lane)
+        self.take_calls(lane)
+        if give_part is not None:
+            give_part()
+
+    def _hold_results(self, lane: NodeLane) -> None:
+        """Give the agreement results that other nodes may not have."""
+        if lane.exchange is None:
+            return
+        group, epoch = self._group, self._group.current
+        machine, sessions = group.agreement.machine, lane.sessions
+        for seq, result in sorted(lane.exchange.held().items()):
+            if result.program.is_in_parts:
+                continue
+            machine.hold(seq, dict.fromkeys(sessions, epoch.call_of(result.program.spec)))
+            buffer = self._copy(result.bytes)
+            group.results.keep_copy(seq, epoch.stamp, buffer, result.bytes.nbytes)
+        for seq, program in lane.exchange.parts():
+            machine.hold(seq, dict.fromkeys(sessions, epoch.call_of(program.spec)))
+        lane.exchange.drop_results()
+
+    def _copy(self, raw: torch.Tensor) -> Buffer:
+        buffer = self._resources.buffers.take(raw.nbytes)
+        buffer.bytes[: raw.nbytes] = raw
+        return buffer
+
+    def _hold_part(self, lane: NodeLane) -> Callable[[], None] | None:
+        """Give the agreement the op of which this node holds its part, and its ranks have nothing.
+
+        Returns what gives the part itself, once the calls of the ranks were taken over.
+        """
+        found = None if lane.exchange is None else lane.exchange.take_held_part()
+        if found is None:
+            return None
+        seq, result = found
+        self._held = seq
+        group, epoch = self._group, self._group.current
+        call = epoch.call_of(result.program.spec)
+        calls = dict.fromkeys(lane.sessions, call)
+        group.agreement.machine.hold(seq, calls, is_handed_out=False)
+
+        def give() -> None:
+            op = group.table.in_flight.get(seq)
+            if op is not None:
+                nbytes = epoch.runner.prepare_result(op)
+                op.result = self._resources.buffers.take(nbytes)
+                assert op.compiled is not None
+                parts, arithmetic = op.compiled.layout, op.compiled.arithmetic
+                work = arithmetic.kept(op.result.bytes, parts.held)
+                result.program.write_part(result.kept, parts, work)
+            result.release()
+
+        return give
+
+    def take_calls(self, lane: NodeLane) -> None:
+        """Have posts that the ranks cannot finish go on as if they were messages."""
+        calls = lane.take_over()
+        if not calls:
+            return
+        log.debug("group '%s': %d posted calls are taken over", self._group.name, len(calls))
+        before, self.is_under_way = self.is_under_way, True
+        try:
+            for each in calls:
+                self._group.calls.submit(
+                    each.session, each.endpoint, each.number, each.message, each.called, posted=True
+                )
+        finally:
+            self.is_under_way = before
+        self.on_taken_over()
+
+    def is_undecided_before(self, seq: int) -> bool:
+        """Return True while an earlier op, of which this node holds its part, awaits a round.
+
+        The op may be run again, and on the connections between nodes ops are in order.
+        """
+        return self._held < seq and self._group.agreement.machine.is_undecided(self._held)

@@ -1,0 +1,107 @@
+"""The memory of one op of the short lane on one node, and what is sent from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from allfold_agent.edges.lane_link import FilePlace
+from allfold_agent.edges.outgoing import SharedMemory
+
+NOTHING = memoryview(b"")
+
+
+class Outgoing(NamedTuple):
+    """A chunk for another node.
+
+    Attributes:
+        node: its index.
+        start: in the index space.
+        place: where a node on this machine may read it; ``None`` for nowhere.
+    """
+
+    node: int
+    start: int
+    payload: memoryview
+    place: FilePlace | None
+
+
+class SharedBytes(NamedTuple):
+    """Raw memory that agents of this machine may read.
+
+    Attributes:
+        file: that it is in; ``None`` if others may not read it.
+        place: where it begins there.
+    """
+
+    memory: torch.Tensor
+    file: SharedMemory | None
+    place: int
+
+    @property
+    def at(self) -> FilePlace | None:
+        """The file, and where it begins there; ``None`` for nowhere."""
+        return None if self.file is None else (self.file, self.place)
+
+
+class Elements:
+    """Elements, and where agents of this machine may read them.
+
+    Args:
+        at: the file, and where they begin in it; ``None`` for nowhere.
+    """
+
+    __slots__ = ("_at", "_chunks", "_parts", "tensor")
+
+    def __init__(self, tensor: torch.Tensor, at: FilePlace | None) -> None:
+        self.tensor = tensor
+        self._at = at
+        # As the memory of slots is used again and again.
+        self._chunks: dict[tuple[int, int], tuple[memoryview, FilePlace | None]] = {}
+        self._parts: dict[tuple[int, int], torch.Tensor] = {}
+
+    def part(self, start: int, numel: int) -> torch.Tensor:
+        """Return the elements of a range."""
+        found = self._parts.get((start, numel))
+        if found is None:
+            found = self._parts[start, numel] = self.tensor[start : start + numel]
+        return found
+
+    def chunk(self, start: int, numel: int) -> tuple[memoryview, FilePlace | None]:
+        """Return the bytes of a range, and where they are."""
+        found = self._chunks.get((start, numel))
+        if found is None:
+            part, place = self.part(start, numel), None
+            if self._at is not None:
+                place = self._at[0], self._at[1] + start * part.element_size()
+            found = self._chunks[start, numel] = _bytes_of(part), place
+        return found
+
+
+class OpMemory(NamedTuple):
+    """The memory of one op on this node.
+
+    Attributes:
+        inputs: of the local ranks, in the order of their numbers.
+        own: the row of what this node brings, in the accumulation type; it may be ``kept``.
+        kept: what it gets, before a mean is divided and half types are rounded.
+        result: the row that local ranks take; it may be ``kept``.
+    """
+
+    inputs: Sequence[Elements]
+    own: Elements
+    kept: Elements
+    result: torch.Tensor
+
+
+def private(nbytes: int) -> SharedBytes | None:
+    """Memory of this process; ``None`` for none."""
+    return SharedBytes(torch.empty(nbytes, dtype=torch.uint8), None, 0) if nbytes else None
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    if not tensor.numel():
+        return NOTHING
+    return tensor.view(torch.uint8).numpy().data
