@@ -1,0 +1,149 @@
+"""The text of the page: tables of one or two runs, the newer one's line above the other's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from benchmarks.markdown import about, lines, seconds
+from benchmarks.pages.selection import Key, Measured, by_mode
+from benchmarks.plan import DDP, DECODE, KINDS, OTHERS, OURS, THROUGH_TORCH, human_size
+from benchmarks.results import Report, Result
+
+IMAGES = "images/bench"
+"""Beside the page."""
+_ALL_REDUCE = "all_reduce"
+_GLOO = "gloo"
+_NOTHING = "Nothing has been measured for this page yet; `make bench-pages` does it."
+_ONE_RUN = "All figures are of **this one run**: there is none of another day or machine yet."
+_TWO_RUNS = "The first line of each cell is of the first run, the second of the other."
+_NEVER = "In none of the cases of these runs."
+
+
+def blocks(runs: Sequence[Report]) -> Mapping[str, Callable[[], str]]:
+    """Return what makes each part of the page, by its name.
+
+    Args:
+        runs: at most two, the newest first.
+    """
+    found = Measured(runs)
+    others = [kind for kind in KINDS if kind != _ALL_REDUCE]
+    makers: dict[str, Callable[[], Sequence[str]]] = {
+        "runs": lambda: _runs(runs),
+        "all-reduce": lambda: _by_mode(found, found.of_kinds(_ALL_REDUCE), is_drawn=True),
+        "collectives": lambda: _by_mode(found, found.of_kinds(*others)),
+        "training": lambda: [_times_table(found, found.of_kinds(DDP))],
+        "decoding": lambda: [_speed_table(found, found.of_kinds(DECODE))],
+        "behind": lambda: [_behind(found)],
+    }
+    return {name: lambda make=make: _text(make()) for name, make in makers.items()}  # type: ignore[misc]
+
+
+def _text(parts: Sequence[str]) -> str:
+    return "\n\n".join(filter(None, parts)) + "\n" if any(parts) else f"{_NOTHING}\n"
+
+
+def _runs(runs: Sequence[Report]) -> list[str]:
+    told = [
+        f"{number}. {about(run)} (`python -m benchmarks {' '.join(run.environment['arguments'])}`)"
+        for number, run in enumerate(runs, 1)
+    ]
+    return ["\n".join(told), _ONE_RUN if len(runs) == 1 else _TWO_RUNS] if runs else []
+
+
+def _by_mode(found: Measured, keys: Sequence[Key], *, is_drawn: bool = False) -> list[str]:
+    parts = []
+    for mode, some in by_mode(keys).items():
+        parts.append(f"### {mode.rhythm.capitalize()}, {found.newest(some[0]).place}")
+        if is_drawn and has_curve(some):
+            parts.append(f"![Latency over size, {mode.rhythm}]({IMAGES}/{mode.file_name})")
+        parts.append(_times_table(found, some))
+    return parts
+
+
+def has_curve(keys: Sequence[Key]) -> bool:
+    """Return whether several sizes of these were measured, of which a plot is drawn."""
+    return len({key.case.size for key in keys}) > 1
+
+
+def _times_table(found: Measured, keys: Sequence[Key]) -> str:
+    """Return the times of every library, and Gloo's in units of Allfold's."""
+    names = found.libraries(keys)
+    ours = [name for name in (OURS, THROUGH_TORCH) if {name, _GLOO} <= {*names}]
+    head = ["", "nodes × ranks", "size", *names, *(f"{_GLOO} / {name}" for name in ours)]
+    rows = [head, ["---", "---", *["--:"] * (len(head) - 2)]]
+    for key in keys:
+        size = human_size(key.case.size) if key.case.size else ""
+        cells = [found.cell(key, name, _times(name)) for name in names]
+        cells += [found.cell(key, _GLOO, _ratio(name)) for name in ours]
+        rows.append([key.case.kind, str(key.shape), size, *cells])
+    return lines(rows) if keys else ""
+
+
+def _times(name: str) -> Callable[[Result], str]:
+    def tell(result: Result) -> str:
+        figures = result.figures[name]
+        times = " / ".join(map(seconds, (figures.median, figures.p99, figures.mean)))
+        return f"{times}, **{figures.wrong} wrong**" if figures.wrong else times
+
+    return tell
+
+
+def _ratio(name: str) -> Callable[[Result], str]:
+    def tell(result: Result) -> str:
+        if name not in result.figures:
+            return ""
+        return _told(result.figures[_GLOO].median / result.figures[name].median)
+
+    return tell
+
+
+def _told(ratio: float) -> str:
+    """Return a ratio with as many digits as show on which side of 1 it is, bold where behind."""
+    text = f"{ratio:.3g}" if ratio >= 1 else f"{min(ratio, 0.999):.2g}"
+    return f"**{text}**" if ratio < 1 else text
+
+
+def _speed_table(found: Measured, keys: Sequence[Key]) -> str:
+    names = found.libraries(keys)
+    rows = [["nodes × ranks", *names], ["---", *["--:"] * len(names)]]
+    rows += [
+        [str(key.shape), *(found.cell(key, name, _tokens(name)) for name in names)] for key in keys
+    ]
+    return lines(rows) if keys else ""
+
+
+def _tokens(name: str) -> Callable[[Result], str]:
+    return lambda result: f"{result.tokens_per_second(name):.1f} ({_times(name)(result)})"
+
+
+def _behind(found: Measured) -> str:
+    """Return every ratio below 1 of any run, to any other library."""
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for key in found.keys:
+        for name in OTHERS:
+            ratios = [
+                each.ratio(name) for each in found.results(key) if each and name in each.figures
+            ]
+            if any(ratio is not None and ratio < 1 for ratio in ratios):
+                where = (
+                    name,
+                    key.case.kind,
+                    key.mode.rhythm,
+                    found.newest(key).place,
+                    str(key.shape),
+                )
+                told = ", ".join(_told(ratio) for ratio in ratios if ratio is not None)
+                rows.setdefault(where, []).append(f"{_size(key)} {told}".strip())
+    if not found.keys:
+        return ""
+    head = ["ahead of Allfold", "op", "rhythm", "between the nodes", "nodes × ranks", "at, by"]
+    some = [[*where, "; ".join(cases)] for where, cases in sorted(rows.items(), key=_peer)]
+    return lines([head, ["---"] * len(head), *some]) if rows else _NEVER
+
+
+def _size(key: Key) -> str:
+    return human_size(key.case.size) + ":" if key.case.size else ""
+
+
+def _peer(row: tuple[tuple[str, ...], list[str]]) -> int:
+    return OTHERS.index(row[0][0])
