@@ -136,7 +136,7 @@ def _behind(found: Measured) -> str:
                 rows.setdefault(where, []).append(f"{_size(key)} {told}".strip())
     if not found.keys:
         return ""
-    head = ["ahead of Allfold", "op", "rhythm", "between the nodes", "nodes × ranks", "at, by"]
+    head = ["ahead of Allfold", "op", "rhythm", "network", "nodes × ranks", "at, by"]
     some = [[*where, "; ".join(cases)] for where, cases in sorted(rows.items(), key=_peer)]
     return lines([head, ["---"] * len(head), *some]) if rows else _NEVER
 
