@@ -63,7 +63,7 @@ def _measure(chosen: Options) -> Report:
     )
     if priority := environment["priority"]:
         _print(f"# NOT AT ORDINARY PRIORITY: {priority}; these figures show no usual run")
-    _print(*(f"# {requirements.left_out(peer)}" for peer in chosen.left_out))
+    _print(*(f"# {line}" for line in runs.left_out(chosen)))
     limits = runs.limits(chosen)
     _print(*map(table.limit_row, limits))
     found = list(_results(chosen, limits))

@@ -41,7 +41,7 @@ SCALE = ("membership", "orchestrator", "predictions")
 USUAL = {CPU: (COLLECTIVES, BURST, DECODE, DDP, MEMORY), CUDA: (LIMITS, COLLECTIVES, BURST)}
 PARTS = (LIMITS, LATENCY, COLLECTIVES, BURST, DECODE, DDP, MEMORY, *SCALE)
 
-_SHAPES = {CPU: "1x2,1x4,2x1,2x2,4x1", CUDA: "1x2,1x4,2x2"}
+_SHAPES = {CPU: "1x2,1x4,2x1,2x2,4x1", CUDA: "1x2,1x4,2x1,2x2"}
 _NETWORK_SHAPES = {"rate": "4x1,4x2", "delay": "4x1"}
 _SECONDS = 2.0
 _COMPUTING = (0.0, 0.005)

@@ -17,7 +17,8 @@ PLAIN = "plain"
 """Allfold on ordinary memory; ``allfold`` is on that of ``allfold.empty``."""
 THROUGH_TORCH = "allfold-torch"
 """Allfold on ordinary memory, called through ``torch.distributed``."""
-TORCH = ("gloo", "gloo_host", "nccl")
+NCCL = "nccl"
+TORCH = ("gloo", "gloo_host", NCCL)
 MPICH, OPENMPI, DEEPSPEED, UCX = "mpich", "openmpi", "deepspeed", "ucx"
 MPIS = (MPICH, OPENMPI)
 OTHERS = (*TORCH, UCX, *MPIS, DEEPSPEED)

@@ -8,7 +8,7 @@ from typing import Any
 
 from allfold_cluster.network import Network
 from allfold_cluster.network import why_not as why_no_network
-from benchmarks import cores, memory
+from benchmarks import cores, memory, requirements
 from benchmarks.conductor import Budget, Conductor
 from benchmarks.devices import CUDA, gpus
 from benchmarks.gpu.sanitizer import SanitizedCluster
@@ -19,6 +19,7 @@ from benchmarks.plan import (
     DDP,
     DECODE,
     DEEPSPEED,
+    NCCL,
     PLAIN,
     STEPS,
     THROUGH_TORCH,
@@ -30,6 +31,10 @@ from benchmarks.results import LOOPBACK, PINNED, Memory, Result
 from benchmarks.shaped import shaped
 from benchmarks.workloads.burst import TENSOR_BYTES, TENSORS
 
+_UNABLE = {
+    DEEPSPEED: "it has one node only",
+    NCCL: "it takes no two ranks on one GPU",
+}
 NOTHING = (
     "nothing was measured: ddp needs the peer gloo; "
     f"memory needs one of the shapes {', '.join(memory.SHAPES)}, and no network"
@@ -88,11 +93,22 @@ def scale(options: Options) -> Iterator[tuple[str, dict[str, Any]]]:
             yield part, parts.measure(part, options.scale)
 
 
+def left_out(options: Options) -> list[str]:
+    """Return a sentence for each peer that takes no part, or not in all shapes."""
+    told = [requirements.left_out(peer) for peer in options.left_out]
+    for peer, why in _UNABLE.items():
+        able = [shape for shape in options.shapes if peer in libraries_of(options, shape)]
+        shapes = ", ".join(str(shape) for shape in options.shapes if shape not in able)
+        if shapes and peer in options.libraries:
+            told.append(f"{peer} is left out of {shapes}: {why}")
+    return told
+
+
 def libraries_of(options: Options, shape: Shape) -> list[str]:
     """Those that can do a shape: NCCL has no two ranks on one GPU, DeepSpeed's op no two nodes."""
     unable = [DEEPSPEED] if shape.nodes > 1 else []
-    if "nccl" in options.libraries and gpus() < shape.world:
-        unable.append("nccl")
+    if NCCL in options.libraries and gpus() < shape.world:
+        unable.append(NCCL)
     return [name for name in options.libraries if name not in unable]
 
 

@@ -125,13 +125,7 @@ def _behind(found: Measured) -> str:
                 each.ratio(name) for each in found.results(key) if each and name in each.figures
             ]
             if any(ratio is not None and ratio < 1 for ratio in ratios):
-                where = (
-                    name,
-                    key.case.kind,
-                    key.mode.rhythm,
-                    found.newest(key).place,
-                    str(key.shape),
-                )
+                where = (name, key.case.kind, key.mode.rhythm, key.network, str(key.shape))
                 told = ", ".join(_told(ratio) for ratio in ratios if ratio is not None)
                 rows.setdefault(where, []).append(f"{_size(key)} {told}".strip())
     if not found.keys:
