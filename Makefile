@@ -133,6 +133,7 @@ bench: .venv/.installed-bench openmpi ## measure Allfold side by side with Gloo,
 
 bench-pages: .venv/.installed-bench openmpi ## measure and write docs/performance.md: a quarter of an hour, as root for networks
 	@$(BIN)/python -m benchmarks --pages docs $(BENCH_ARGS)
+	@$(MAKE) --no-print-directory docs
 
 # It is no Python package. Where it cannot be installed here, the run says that it is left out.
 openmpi:

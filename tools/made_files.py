@@ -32,7 +32,7 @@ from tools import (
 from tools.pages import DOCS, ROOT, Blocks, renewed
 
 PAGES: Mapping[Path, Blocks] = {
-    ROOT / "README.md": strategies_page.README,
+    ROOT / "README.md": {**strategies_page.README, **performance_page.README},
     DOCS / "cli.md": cli_page.BLOCKS,
     DOCS / "control.md": control_page.BLOCKS,
     DOCS / "kubernetes.md": kubernetes_manifests.BLOCKS,

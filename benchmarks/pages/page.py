@@ -6,13 +6,25 @@ from collections.abc import Callable, Mapping, Sequence
 
 from benchmarks.markdown import about, lines, seconds
 from benchmarks.pages.selection import Key, Measured, by_mode
-from benchmarks.plan import DDP, DECODE, KINDS, OTHERS, OURS, THROUGH_TORCH, human_size
-from benchmarks.results import Report, Result
+from benchmarks.plan import (
+    DDP,
+    DECODE,
+    KIB,
+    KINDS,
+    MIB,
+    OTHERS,
+    OURS,
+    THROUGH_TORCH,
+    Shape,
+    human_size,
+)
+from benchmarks.results import LOOPBACK, Report, Result
 
 IMAGES = "images/bench"
 """Beside the page."""
 _ALL_REDUCE = "all_reduce"
 _GLOO = "gloo"
+_HEADLINE = (4 * KIB, 16 * MIB)
 _NOTHING = "Nothing has been measured for this page yet; `make bench-pages` does it."
 _ONE_RUN = "All figures are of **this one run**: there is none of another day or machine yet."
 _TWO_RUNS = "The first line of each cell is of the first run, the second of the other."
@@ -36,6 +48,35 @@ def blocks(runs: Sequence[Report]) -> Mapping[str, Callable[[], str]]:
         "behind": lambda: [_behind(found)],
     }
     return {name: lambda make=make: _text(make()) for name, make in makers.items()}  # type: ignore[misc]
+
+
+def headline(runs: Sequence[Report]) -> str:
+    """Return a table of all-reduces of the newest run, in both rhythms, beside those of Gloo.
+
+    Args:
+        runs: the newest first.
+    """
+    found = Measured(runs[:1])
+    keys = [key for key in found.of_kinds(_ALL_REDUCE) if key.network == LOOPBACK]
+    modes = by_mode(key for key in keys if key.case.size in _HEADLINE)
+    head = ["nodes × ranks", "tensor"]
+    rows: dict[tuple[Shape, int], list[str]] = {}
+    for mode, some in modes.items():
+        head += [f"Allfold, {mode.rhythm}", "Gloo", "Gloo / Allfold"]
+        for key in some:
+            cells = [found.cell(key, name, _short_times(name)) for name in (OURS, _GLOO)]
+            row = rows.setdefault((key.shape, key.case.size), [])
+            row += [*cells, found.cell(key, _GLOO, _ratio(OURS))]
+    body = [[str(shape), human_size(size), *cells] for (shape, size), cells in rows.items()]
+    table = lines([head, ["---", "--:", *["--:"] * (len(head) - 2)], *body])
+    return _text([about(runs[0]), table] if rows else [])
+
+
+def _short_times(name: str) -> Callable[[Result], str]:
+    def tell(result: Result) -> str:
+        return " / ".join(map(seconds, (result.figures[name].median, result.figures[name].p99)))
+
+    return tell
 
 
 def _text(parts: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ from benchmarks import machine, options, pages, results, runs
 from benchmarks.errors import BenchmarkFailed
 from benchmarks.pages import kept
 from benchmarks.pages.commands import COMMANDS
-from benchmarks.pages.page import blocks
+from benchmarks.pages.page import blocks, headline
 from benchmarks.plan import MIB, MODELS
 from benchmarks.results import PINNED, Report
 from tests.benchmarks.samples import result
@@ -134,6 +134,17 @@ def test_the_page_is_written_between_its_marks_with_a_plot_for_each_table(folder
     assert all(each in shown for each in ("1x2", "allfold", "gloo", "4 KiB", "p99"))
     assert list(pages.write(folder, [run(NEWER)])) == paths
     assert (folder / "performance.md").read_text() == text
+
+
+def test_the_headline_is_of_the_newest_run_in_both_rhythms() -> None:
+    text = headline([run(NEWER), run(OLDER, "2025-12-31")])
+    assert (
+        "| nodes × ranks | tensor | Allfold, back to back | Gloo | Gloo / Allfold | Allfold, "
+        in text
+    )
+    assert "| 1x2 | 4 KiB | 6 µs / 54 µs | 300 µs / 2.7 ms | 50 | 8 µs / 72 µs | 400 µs / " in text
+    assert "4 B" not in text
+    assert "Nothing has been measured" in headline([])
 
 
 def test_without_a_page_nothing_is_written(tmp_path: Path) -> None:
