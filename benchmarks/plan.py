@@ -31,7 +31,7 @@ WIRES = ("bfloat16", "float16", "int8")
 
 SHORT = 64 * KIB
 """Up to this size an op counts as short."""
-_TURN_TOKENS, _FEWEST_TOKENS = 8, 50
+_TURN_TOKENS, _FEWEST_TOKENS, _FEWEST_OPS = 8, 50, 15
 _LATENCY_SIZES = (4, 64, KIB, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB)
 _GPU_LATENCY_SIZES = (4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB)
 
@@ -134,7 +134,7 @@ def most_ops(case: Case) -> int:
 
 def fewest_ops(case: Case) -> int:
     """Ops that a case has, whatever else is asked for."""
-    return _FEWEST_TOKENS if case.kind == DECODE else 1
+    return _FEWEST_TOKENS if case.kind == DECODE else _FEWEST_OPS
 
 
 def warm_up(ops: int) -> int:
