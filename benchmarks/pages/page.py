@@ -107,15 +107,17 @@ def has_curve(keys: Sequence[Key]) -> bool:
 
 
 def _times_table(found: Measured, keys: Sequence[Key]) -> str:
-    """Return the times of every library, and Gloo's in units of Allfold's."""
+    """Return the times of every library, and Gloo's and its CPU time in units of Allfold's."""
     names = found.libraries(keys)
     ours = [name for name in (OURS, THROUGH_TORCH) if {name, _GLOO} <= {*names}]
-    head = ["", "nodes × ranks", "size", *names, *(f"{_GLOO} / {name}" for name in ours)]
+    ratios = [*(f"{_GLOO} / {name}" for name in ours), *(["CPU time"] if ours else [])]
+    head = ["", "nodes × ranks", "size", *names, *ratios]
     rows = [head, ["---", "---", *["--:"] * (len(head) - 2)]]
     for key in keys:
         size = human_size(key.case.size) if key.case.size else ""
         cells = [found.cell(key, name, _times(name)) for name in names]
         cells += [found.cell(key, _GLOO, _ratio(name)) for name in ours]
+        cells += [found.cell(key, _GLOO, _cpu_ratio)] if ours else []
         rows.append([key.case.kind, str(key.shape), size, *cells])
     return lines(rows) if keys else ""
 
@@ -136,6 +138,12 @@ def _ratio(name: str) -> Callable[[Result], str]:
         return _told(result.figures[_GLOO].median / result.figures[name].median)
 
     return tell
+
+
+def _cpu_ratio(result: Result) -> str:
+    """Return Gloo's CPU time of an op in units of Allfold's, of all ranks and agents."""
+    ours = result.figures[OURS].cpu
+    return _told(result.figures[_GLOO].cpu / ours) if ours else ""
 
 
 def _told(ratio: float) -> str:
