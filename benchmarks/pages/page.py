@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from benchmarks.markdown import about, lines, seconds
-from benchmarks.pages.selection import Key, Measured, by_mode
+from benchmarks.pages.selection import ABSENT, Key, Measured, by_mode
 from benchmarks.plan import (
     DDP,
     DECODE,
@@ -134,7 +134,7 @@ def _times(name: str) -> Callable[[Result], str]:
 def _ratio(name: str) -> Callable[[Result], str]:
     def tell(result: Result) -> str:
         if name not in result.figures:
-            return ""
+            return ABSENT
         return _told(result.figures[_GLOO].median / result.figures[name].median)
 
     return tell
@@ -143,7 +143,7 @@ def _ratio(name: str) -> Callable[[Result], str]:
 def _cpu_ratio(result: Result) -> str:
     """Return Gloo's CPU time of an op in units of Allfold's, of all ranks and agents."""
     ours = result.figures[OURS].cpu
-    return _told(result.figures[_GLOO].cpu / ours) if ours else ""
+    return _told(result.figures[_GLOO].cpu / ours) if ours else ABSENT
 
 
 def _told(ratio: float) -> str:

@@ -9,7 +9,7 @@ from benchmarks.plan import OURS, Case, Shape, human_time
 from benchmarks.results import Report, Result
 
 Cell = Callable[[Result], str]
-_ABSENT = "–"
+ABSENT = "–"
 
 
 class Mode(NamedTuple):
@@ -84,10 +84,10 @@ class Measured:
     def cell(self, key: Key, library: str, tell: Cell) -> str:
         """Return what is told of a library in each run, a line for each."""
         told = [
-            tell(result) if result and library in result.figures else _ABSENT
+            tell(result) if result and library in result.figures else ABSENT
             for result in self.results(key)
         ]
-        return "<br>".join(told) if set(told) != {_ABSENT} else ""
+        return "<br>".join(told) if set(told) != {ABSENT} else ""
 
 
 def by_mode(keys: Iterable[Key]) -> dict[Mode, list[Key]]:
