@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from benchmarks.markdown import about, lines, seconds
 from benchmarks.pages.selection import ABSENT, Key, Measured, by_mode
@@ -47,7 +48,11 @@ def blocks(runs: Sequence[Report]) -> Mapping[str, Callable[[], str]]:
         "decoding": lambda: [_speed_table(found, found.of_kinds(DECODE))],
         "behind": lambda: [_behind(found)],
     }
-    return {name: lambda make=make: _text(make()) for name, make in makers.items()}  # type: ignore[misc]
+    return {name: partial(_made, make) for name, make in makers.items()}
+
+
+def _made(make: Callable[[], Sequence[str]]) -> str:
+    return _text(make())
 
 
 def headline(runs: Sequence[Report]) -> str:
@@ -147,9 +152,8 @@ def _cpu_ratio(result: Result) -> str:
 
 
 def _told(ratio: float) -> str:
-    """Return a ratio with as many digits as show on which side of 1 it is, bold where behind."""
-    text = f"{ratio:.3g}" if ratio >= 1 else f"{min(ratio, 0.999):.2g}"
-    return f"**{text}**" if ratio < 1 else text
+    """Return a ratio, bold where it is below 1; what is just below is not rounded up to it."""
+    return f"{ratio:.3g}" if ratio >= 1 else f"**{min(ratio, 0.99):.2g}**"
 
 
 def _speed_table(found: Measured, keys: Sequence[Key]) -> str:
@@ -169,19 +173,22 @@ def _behind(found: Measured) -> str:
     """Return every ratio below 1 of any run, to any other library."""
     rows: dict[tuple[str, ...], list[str]] = {}
     for key in found.keys:
+        rhythm = key.mode.rhythm if key.case.kind in KINDS else ""
         for name in OTHERS:
-            ratios = [
-                each.ratio(name) for each in found.results(key) if each and name in each.figures
-            ]
+            ratios = [_behind_by(result, name) for result in found.results(key)]
             if any(ratio is not None and ratio < 1 for ratio in ratios):
-                where = (name, key.case.kind, key.mode.rhythm, key.network, str(key.shape))
-                told = ", ".join(_told(ratio) for ratio in ratios if ratio is not None)
+                where = (name, key.case.kind, rhythm, key.network, str(key.shape))
+                told = ", ".join(ABSENT if ratio is None else _told(ratio) for ratio in ratios)
                 rows.setdefault(where, []).append(f"{_size(key)} {told}".strip())
     if not found.keys:
         return ""
     head = ["ahead of Allfold", "op", "rhythm", "network", "nodes × ranks", "at, by"]
     some = [[*where, "; ".join(cases)] for where, cases in sorted(rows.items(), key=_peer)]
     return lines([head, ["---"] * len(head), *some]) if rows else _NEVER
+
+
+def _behind_by(result: Result | None, name: str) -> float | None:
+    return result.ratio(name) if result and name in result.figures else None
 
 
 def _size(key: Key) -> str:

@@ -116,10 +116,12 @@ def test_where_allfold_is_behind_in_any_run_is_told() -> None:
     told = made(run(NEWER), run(OLDER, "2025-12-31"))["behind"].splitlines()[2:]
     assert [" ".join(line.strip("| ").split(" | ")) for line in told] == [
         "gloo all_reduce back to back loopback 1x2 4 B: 40, **0.5**",
-        "gloo all_reduce back to back pinned 2x1 1 MiB: **0.8**",
+        "gloo all_reduce back to back pinned 2x1 1 MiB: **0.8**, –",
         "gloo gather back to back loopback 2x1 4 KiB: **0.33**, 1.11",
-        "mpich all_reduce back to back loopback 1x2 4 KiB: **0.5**",
+        "mpich all_reduce back to back loopback 1x2 4 KiB: **0.5**, –",
     ]
+    close = result({"allfold": 1.0, "gloo": 0.9999}, kind="ddp", size=STEP)
+    assert "| gloo | ddp |  | loopback | 1x4 | 16 MiB: **0.99** |" in made(run([close]))["behind"]
     assert "In none of the cases" in made(run(NEWER[:1]))["behind"]
 
 
