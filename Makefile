@@ -128,7 +128,7 @@ site: .venv/.installed-dev ## build the documentation site of docs/ into site/
 site-serve: .venv/.installed-dev ## show the site at http://127.0.0.1:8000 while its pages are written
 	@$(MKDOCS) serve
 
-bench: .venv/.installed-bench openmpi ## measure Allfold side by side with Gloo, MPICH and Open MPI: some minutes
+bench: .venv/.installed-bench openmpi ## measure Allfold side by side with Gloo, MPICH and Open MPI: half an hour
 	@$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 bench-pages: .venv/.installed-bench openmpi ## measure and write docs/performance.md: a quarter of an hour, as root for networks

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,20 +82,30 @@ def _measure(chosen: Options) -> Report:
 
 
 def _measure_pages(arguments: Sequence[str]) -> Report:
-    """One command after the other; what this machine cannot do is left out."""
+    """One command after the other; what this machine cannot do is left out, and the run says so."""
     if priority := machine.priority():
         raise BenchmarkFailed(
             f"not run: a page has figures of nice 0, and this process has {priority}"
         )
-    reports = []
+    reports, left_out = [], []
     for command in COMMANDS:
-        chosen = options.parse([*command.split(), *arguments])
         _print(f"# --- python -m benchmarks {command}")
-        if reason := runs.why_not(chosen):
-            _print(f"# left out: {reason}")
-        else:
-            reports.append(_measure(chosen))
-    return results.together(reports)
+        try:
+            reports.append(_measure(_possible(options.parse([*command.split(), *arguments]))))
+        except (BenchmarkFailed, AllfoldError) as error:  # the minutes before are not lost
+            _print(f"# left out: {error}")
+            left_out.append(f"{command}: {str(error).splitlines()[0]}")
+    if not reports:
+        raise BenchmarkFailed(runs.NOTHING)
+    run = results.together(reports)
+    return replace(run, environment={**run.environment, "left_out": left_out})
+
+
+def _possible(chosen: Options) -> Options:
+    """The same without the peers that are not installed."""
+    missing = [peer for peer in chosen.peers if not requirements.is_installed(peer)]
+    peers = [peer for peer in chosen.peers if peer not in missing]
+    return replace(chosen, peers=peers, left_out=[*chosen.left_out, *missing])
 
 
 def _results(chosen: Options, limits: Sequence[Mapping[str, Any]]) -> Iterator[Result]:

@@ -198,7 +198,7 @@ def gpu_cases() -> list[Case]:
 
 
 def usual_cases(shape: Shape) -> list[Case]:
-    """Return the default cases of a shape: some minutes in all."""
+    """Return the default cases of a shape."""
     found = cases(["all_reduce"], [4, 4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB])
     if str(shape) in ("1x4", "2x2"):
         others = [kind for kind in KINDS if kind != "all_reduce"]

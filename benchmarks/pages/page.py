@@ -89,10 +89,11 @@ def _text(parts: Sequence[str]) -> str:
 
 
 def _runs(runs: Sequence[Report]) -> list[str]:
-    told = [
-        f"{number}. {about(run)} (`python -m benchmarks {' '.join(run.environment['arguments'])}`)"
-        for number, run in enumerate(runs, 1)
-    ]
+    told = []
+    for number, run in enumerate(runs, 1):
+        command = " ".join(["python -m benchmarks", *run.environment["arguments"]])
+        told.append(f"{number}. {about(run)} (`{command}`)")
+        told += [f"    - Left out: {each}" for each in run.environment.get("left_out", [])]
     return ["\n".join(told), _ONE_RUN if len(runs) == 1 else _TWO_RUNS] if runs else []
 
 

@@ -9,8 +9,9 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks import __main__ as program
-from benchmarks import machine, options, pages, results, runs
+from benchmarks import machine, options, pages, requirements, results
 from benchmarks.errors import BenchmarkFailed
+from benchmarks.options import Options
 from benchmarks.pages import kept
 from benchmarks.pages.commands import COMMANDS
 from benchmarks.pages.page import blocks, headline
@@ -174,13 +175,24 @@ def test_a_page_is_not_measured_with_another_priority(
         program.main()
 
 
-def test_what_this_machine_cannot_measure_is_left_out_of_the_page(
+def test_what_this_machine_cannot_measure_is_left_out_and_the_page_says_so(
     monkeypatch: pytest.MonkeyPatch, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    asked = []
+
+    def measured(chosen: Options) -> Report:
+        asked.append(chosen)
+        if chosen.networks:
+            raise BenchmarkFailed("not run: networks need root\nnode0 last wrote: nothing")
+        return run(NEWER if chosen.pin else [])
+
     monkeypatch.setattr(machine, "priority", lambda: None)
-    monkeypatch.setattr(runs, "why_not", lambda one: "need root" if one.networks else None)
-    monkeypatch.setattr(program, "_measure", lambda one: run(NEWER if one.pin else []))
+    monkeypatch.setattr(requirements, "is_installed", lambda peer: peer != "openmpi")
+    monkeypatch.setattr(program, "_measure", measured)
     monkeypatch.setattr(sys, "argv", ["benchmarks", "--pages", str(folder)])
     program.main()
-    assert "# left out: need root" in capsys.readouterr().out
-    assert [made(each)["training"] for each in kept.shown(folder)] == [made(run(NEWER))["training"]]
+    text = (folder / "performance.md").read_text()
+    assert "--shapes 2x1: not run: networks need root\n" in text
+    assert blocks_in(text)["training"] == made(run(NEWER))["training"]
+    assert not any("openmpi" in chosen.peers for chosen in asked)
+    assert "# left out: not run" in capsys.readouterr().out
