@@ -193,7 +193,8 @@ def _behind_by(result: Result | None, name: str) -> float | None:
 
 
 def _size(key: Key) -> str:
-    return human_size(key.case.size) + ":" if key.case.size else ""
+    has_size = key.case.size and key.case.kind != DECODE
+    return f"{human_size(key.case.size)}:" if has_size else ""
 
 
 def _peer(row: tuple[tuple[str, ...], list[str]]) -> int:
