@@ -11,7 +11,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo check test test-all times chaos simulate fuzz pure coverage collected lint types docs docs-check site site-serve bench up down clean wheels lock version test-torch test-clients test-python
+.PHONY: help demo check test test-all times chaos simulate fuzz pure coverage collected lint types docs docs-check site site-serve bench bench-pages openmpi up down clean wheels lock version test-torch test-clients test-python
 
 PYTHON ?= $(firstword $(foreach each,3.11 3.12 3.13 3.14 3,$(shell command -v python$(each))))
 OTHER_PYTHON ?= $(firstword $(foreach each,$(filter-out $(PYTHON),python3.14 python3.13 python3.12),$(call works,$(each))))
@@ -128,8 +128,17 @@ site: .venv/.installed-dev ## build the documentation site of docs/ into site/
 site-serve: .venv/.installed-dev ## show the site at http://127.0.0.1:8000 while its pages are written
 	@$(MKDOCS) serve
 
-bench: .venv/.installed-bench ## measure Allfold side by side with Gloo and MPICH: some minutes
+bench: .venv/.installed-bench openmpi ## measure Allfold side by side with Gloo, MPICH and Open MPI: half an hour
 	@$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+bench-pages: .venv/.installed-bench openmpi ## measure and write docs/performance.md: a quarter of an hour, as root for networks
+	@$(BIN)/python -m benchmarks --pages docs $(BENCH_ARGS)
+	@$(MAKE) --no-print-directory docs
+
+# It is no Python package. Where it cannot be installed here, the run says that it is left out.
+openmpi:
+	@command -v mpirun.openmpi > /dev/null || test "$$(id -u)" != 0 || ! command -v apt-get > /dev/null || \
+	  { apt-get update -qq && apt-get install -qq -y --no-install-recommends openmpi-bin; } > /dev/null || true
 
 up: ## start Redis, the orchestrator, two agents and the demo in containers
 	@docker version > /dev/null 2>&1 || \

@@ -6,15 +6,18 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from allfold_cluster.network import why_not
 from allfold_cluster.signals import end_in_order
 from allfold_core.errors import AllfoldError
-from benchmarks import machine, options, requirements, results, runs, table
+from benchmarks import machine, options, pages, requirements, results, runs, table
 from benchmarks.devices import CPU
 from benchmarks.errors import BenchmarkFailed
 from benchmarks.options import Options
+from benchmarks.pages import kept
+from benchmarks.pages.commands import COMMANDS
 from benchmarks.results import LOOPBACK, Report, Result
 from benchmarks.scale import report as scale_report
 
@@ -24,7 +27,12 @@ def main() -> None:
     chosen = options.parse()
     end_in_order()
     try:
-        report = _load(chosen) if chosen.load else _measure(chosen)
+        if chosen.load:
+            report = _load(chosen)
+        elif chosen.pages:
+            report = _measure_pages(sys.argv[1:])
+        else:
+            report = _measure(chosen)
         _deliver(report, chosen)
     except (BenchmarkFailed, AllfoldError) as error:
         sys.exit(f"benchmarks: {error}")
@@ -47,16 +55,16 @@ def _load(chosen: Options) -> Report:
 
 def _measure(chosen: Options) -> Report:
     requirements.require(chosen.peers, plots=chosen.draws)
-    reason = why_not(chosen.networks) if chosen.networks else None
-    if reason:
+    if reason := runs.why_not(chosen):
         raise BenchmarkFailed(f"not run: {reason}")
-    runs.require_gpu(chosen)
     environment = machine.environment(sys.argv[1:])
     _print(
         f"# {environment['cpu']}, {environment['cores']} cores, with a load of "
         f"{environment['load']:.1f} in the minute before; commit {environment['commit']}"
     )
-    _print(*(f"# {requirements.left_out(peer)}" for peer in chosen.left_out))
+    if priority := environment["priority"]:
+        _print(f"# NOT AT ORDINARY PRIORITY: {priority}; these figures show no usual run")
+    _print(*(f"# {line}" for line in runs.left_out(chosen)))
     limits = runs.limits(chosen)
     _print(*map(table.limit_row, limits))
     found = list(_results(chosen, limits))
@@ -71,6 +79,33 @@ def _measure(chosen: Options) -> Report:
     if not (found or memories or limits or scale):
         raise BenchmarkFailed(runs.NOTHING)
     return Report(environment, found, memories, limits, scale)
+
+
+def _measure_pages(arguments: Sequence[str]) -> Report:
+    """One command after the other; what this machine cannot do is left out, and the run says so."""
+    if priority := machine.priority():
+        raise BenchmarkFailed(
+            f"not run: a page has figures of nice 0, and this process has {priority}"
+        )
+    reports, left_out = [], []
+    for command in COMMANDS:
+        _print(f"# --- python -m benchmarks {command}")
+        try:
+            reports.append(_measure(_possible(options.parse([*command.split(), *arguments]))))
+        except (BenchmarkFailed, AllfoldError) as error:  # the minutes before are not lost
+            _print(f"# left out: {error}")
+            left_out.append(f"{command}: {str(error).splitlines()[0]}")
+    if not reports:
+        raise BenchmarkFailed(runs.NOTHING)
+    run = results.together(reports)
+    return replace(run, environment={**run.environment, "left_out": left_out})
+
+
+def _possible(chosen: Options) -> Options:
+    """The same without the peers that are not installed."""
+    missing = [peer for peer in chosen.peers if not requirements.is_installed(peer)]
+    peers = [peer for peer in chosen.peers if peer not in missing]
+    return replace(chosen, peers=peers, left_out=[*chosen.left_out, *missing])
 
 
 def _results(chosen: Options, limits: Sequence[Mapping[str, Any]]) -> Iterator[Result]:
@@ -105,15 +140,21 @@ def _deliver(report: Report, chosen: Options) -> None:
 
         for path in draw(report, chosen.plots):
             _print(f"# {path}")
-    if chosen.summary:
-        from benchmarks import summary
-
-        for path in summary.write(report, chosen.summary, chosen.short_form):
-            _print(f"# {path}")
+    if chosen.pages:
+        _print(*(f"# {path}" for path in _write_pages(report, chosen.pages, chosen.load)))
     if chosen.markdown:
         from benchmarks.markdown import page
 
         _print(page(report))
+
+
+def _write_pages(report: Report, folder: Path, loaded: Sequence[Path]) -> Iterator[Path]:
+    if loaded:
+        runs = kept.chosen(results.read([path]) for path in loaded)
+    else:
+        yield kept.keep(folder, report)
+        runs = kept.shown(folder)
+    yield from pages.write(folder, runs)
 
 
 def _print(*lines: str) -> None:

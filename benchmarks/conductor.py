@@ -56,7 +56,10 @@ class _Samples:
 
 
 class Conductor:
-    """Lets the ranks of a fleet measure workloads.
+    """Lets the ranks of fleets measure workloads.
+
+    Each contestant is in one of the fleets: two MPIs cannot be in one process, nor can one start
+    the other's. All of them take turns, and the ranks of a fleet that has none sleep.
 
     Attributes:
         pids: of all processes that take part.
@@ -64,14 +67,15 @@ class Conductor:
     """
 
     def __init__(
-        self, fleet: Fleet, agents: Sequence[int], budget: Budget, path: str = CPU
+        self, fleets: Sequence[Fleet], agents: Sequence[int], budget: Budget, path: str = CPU
     ) -> None:
         """Args:
         agents: pids of the processes that work for Allfold.
         """
         self.path = path
-        self.pids = [*fleet.pids, *agents]
-        self._fleet = fleet
+        self.pids = [*(pid for fleet in fleets for pid in fleet.pids), *agents]
+        self._fleets = fleets
+        self._fleet_of: dict[str, Fleet] = {}
         self._agents = agents
         self._budget = budget
 
@@ -88,18 +92,23 @@ class Conductor:
     @contextmanager
     def prepared(self, case: Case) -> Iterator[list[str]]:
         """While entered, the ranks have what a case needs; the contestants' names."""
-        answers = self._fleet.ask("prepare", **asdict(case))
-        yield answers[0]["contestants"]
-        self._fleet.ask("release")
+        self._fleet_of = {
+            name: fleet
+            for fleet in self._fleets
+            for name in fleet.ask("prepare", **asdict(case))[0]["contestants"]
+        }
+        yield list(self._fleet_of)
+        for fleet in self._fleets:
+            fleet.ask("release")
 
     def write(self, contestant: str) -> None:
         """Let the ranks write the data of an op, which takes the memory for them."""
-        self._fleet.ask("write", contestant=contestant)
+        self._fleet_of[contestant].ask("write", contestant=contestant)
 
     def run(self, contestant: str, ops: int) -> list[Message]:
         """Let each rank run its ops, and return the ranks' messages."""
         start = time.monotonic() + _START_AFTER
-        return self._fleet.ask(
+        return self._fleet_of[contestant].ask(
             "run", contestant=contestant, warm_up=warm_up(ops), ops=ops, at=start
         )
 
@@ -109,7 +118,7 @@ class Conductor:
         answers = self.run(contestant, ops)
         agents = cpu_seconds(self._agents) - before
         total = warm_up(ops) + ops
-        checks = self._fleet.ask("check", contestant=contestant, ops=total)
+        checks = self._fleet_of[contestant].ask("check", contestant=contestant, ops=total)
         return Sample(
             op_seconds([one["calls"] for one in answers], [one["returns"] for one in answers]),
             sum(answer["cpu"] for answer in answers) + agents / total,

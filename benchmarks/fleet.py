@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from allfold_cluster.processes import Child, Waitable, stop_all, wait_for
+from benchmarks import mpi
 from benchmarks.children import environment, python
 from benchmarks.control import Line, Message
 from benchmarks.errors import BenchmarkFailed
-from benchmarks.requirements import mpi_settings, mpiexec
 
 _START_SECONDS = 60.0
 _SECONDS = 120.0
@@ -31,16 +31,24 @@ class Fleet:
         pids: of the ranks.
     """
 
-    def __init__(self, world: int, *, places: Sequence[Place] = (), mpi: bool = False) -> None:
+    def __init__(
+        self,
+        world: int,
+        *,
+        places: Sequence[Place] = (),
+        starter: str | None = None,
+        crowded: bool = False,
+    ) -> None:
         """Prepare; nothing is started before ``with``.
 
         Args:
             places: for each rank, what is entered while it is started: a network namespace.
-            mpi: start the ranks by MPICH's ``mpiexec``.
+            starter: the MPI that starts the ranks; None: they start as plain processes.
+            crowded: there are more ranks than cores.
         """
         self._world = world
         self._places = places or [nullcontext] * world
-        self._mpi = mpi
+        self._starter, self._crowded = starter, crowded
         self._children: list[Child] = []
         self._lines: list[Line] = []
         self.pids: list[int] = []
@@ -107,15 +115,16 @@ class Fleet:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
             listener.bind(path)
             listener.listen(self._world)
-            for number in range(1 if self._mpi else self._world):
+            for number in range(1 if self._starter else self._world):
                 self._children.append(self._child(number, path))
             self._accept(listener)
 
     def _child(self, number: int, path: str) -> Child:
         command = python("benchmarks.rank", path)
-        if self._mpi:
-            start = [mpiexec(), "-n", str(self._world), *command]
-            return Child("mpiexec", start, env=mpi_settings(self._world) | environment())
+        if self._starter:
+            start = mpi.start(self._starter, self._world, crowded=self._crowded)
+            settings = mpi.settings(self._starter, crowded=self._crowded)
+            return Child(start[0], [*start, *command], env={**settings, **environment()})
         with self._places[number]():
             return Child(f"rank {number}", [*command, str(number)], env=environment())
 

@@ -11,9 +11,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from benchmarks import mpi
 from benchmarks.children import ROOT
+from benchmarks.plan import OPENMPI
 
-_PACKAGES = ("allfold", "torch", "numpy", "mpi4py", "mpich", "deepspeed")
+_PACKAGES = ("allfold", "torch", "numpy", "mpi4py", "mpich", "deepspeed", "commux")
 _CONGESTION_CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
 
@@ -24,14 +26,26 @@ def environment(arguments: list[str]) -> dict[str, Any]:
         "arguments": arguments,
         "commit": _commit(),
         "python": sys.version.split()[0],
-        "versions": {name: _version(name) for name in _PACKAGES},
+        "versions": {name: _version(name) for name in _PACKAGES} | {OPENMPI: mpi.version()},
         "cpu": _field("/proc/cpuinfo", "model name"),
         "cores": len(os.sched_getaffinity(0)),
         "memory": _memory(),
         "load": os.getloadavg()[0],
+        "priority": priority(),
         "kernel": platform.release().partition("-")[0],
         "congestion_control": _CONGESTION_CONTROL.read_text().strip(),
     }
+
+
+def priority() -> str | None:
+    """Return how the scheduler prefers this process or puts it last; ``None``: it is ordinary.
+
+    All processes of a run inherit it.
+    """
+    if os.sched_getscheduler(0) != os.SCHED_OTHER:
+        return "not the ordinary scheduling policy (chrt)"
+    nice = os.getpriority(os.PRIO_PROCESS, 0)
+    return f"nice {nice}" if nice else None
 
 
 def _version(package: str) -> str | None:

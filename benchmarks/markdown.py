@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 from benchmarks.plan import DDP, DECODE, MIB, OURS, human_size
-from benchmarks.results import LOOPBACK, Memory, Report, Result
+from benchmarks.results import Memory, Report, Result
 from benchmarks.workloads import NO_SYNC
 
 TIMES = (
@@ -17,10 +17,9 @@ TIMES = (
 def page(report: Report) -> str:
     """One table for each network and shape, under a line that says what it was measured on."""
     parts = [about(report), TIMES]
-    for (network, shape), found in groupby(report.results, lambda each: (each.network, each.shape)):
+    for (_, shape), found in groupby(report.results, lambda each: (each.network, each.shape)):
         results = list(found)
-        where = "loopback" if network == LOOPBACK else f"{network}, {_line(results[0])}"
-        parts.append(f"### {shape}, {where}\n\n{_table(results)}")
+        parts.append(f"### {shape}, {results[0].place}\n\n{_table(results)}")
         parts += [_communication(each) for each in results if each.case.kind == DDP]
         parts += [_tokens(each) for each in results if each.case.kind == DECODE]
     if report.memory:
@@ -32,15 +31,12 @@ def about(report: Report) -> str:
     """Return the line that says what a report was measured on."""
     found = report.environment
     versions = ", ".join(f"{name} {each}" for name, each in found["versions"].items() if each)
+    priority = f", and **{found['priority']}**" if found.get("priority") else ""
     return (
         f"{found['cpu']}, {found['cores']} cores, {found['memory']}, Linux {found['kernel']}; "
         f"Python {found['python']}, {versions}; commit {found['commit']}, {found['started']}, "
-        f"with a load of {found['load']:.1f} in the minute before."
+        f"with a load of {found['load']:.1f} in the minute before{priority}."
     )
-
-
-def _line(result: Result) -> str:
-    return f"{result.line * 8 / 1e9:.3f} Gbit/s of payload in one TCP stream"
 
 
 def _table(results: Sequence[Result]) -> str:

@@ -17,7 +17,7 @@ from benchmarks.plan import (
     DECODE,
     DEEPSPEED,
     KINDS,
-    MPICH,
+    MPIS,
     OURS,
     PEERS,
     WIRES,
@@ -41,10 +41,11 @@ SCALE = ("membership", "orchestrator", "predictions")
 USUAL = {CPU: (COLLECTIVES, BURST, DECODE, DDP, MEMORY), CUDA: (LIMITS, COLLECTIVES, BURST)}
 PARTS = (LIMITS, LATENCY, COLLECTIVES, BURST, DECODE, DDP, MEMORY, *SCALE)
 
-_SHAPES = {CPU: "1x2,1x4,2x1,2x2,4x1", CUDA: "1x2,1x4,2x2"}
+_SHAPES = {CPU: "1x2,1x4,2x1,2x2,4x1", CUDA: "1x2,1x4,2x1,2x2"}
 _NETWORK_SHAPES = {"rate": "4x1,4x2", "delay": "4x1"}
 _SECONDS = 2.0
-_COMPUTING = {LATENCY: (0.0, 0.002), COLLECTIVES: (0.0,)}
+_COMPUTING = (0.0, 0.005)
+"""Both rhythms: a library that is ahead in one of them alone is not ahead."""
 _OPS = 500
 """Of the part latency: for a 99th percentile that is not one op."""
 _NODES, _FEWEST_NODES = 1_000, 3
@@ -79,19 +80,19 @@ class Options:
     seconds: float
     ops: int
     full: bool
+    pin: bool
     sanitize: str | None
     scale: Scale
     json: Path | None
     plots: Path | None
     load: Sequence[Path]
     markdown: bool
-    summary: Path | None
-    short_form: Path | None
+    pages: Path | None
 
     @property
     def draws(self) -> bool:
         """Return whether plots are asked for."""
-        return bool(self.plots or self.summary)
+        return bool(self.plots or self.pages)
 
     @property
     def libraries(self) -> list[str]:
@@ -100,14 +101,15 @@ class Options:
 
     def cases(self, shape: Shape, network: Network | None) -> list[Case]:
         """The collectives that are measured of a shape."""
-        usual = {LATENCY: latency_cases(), COLLECTIVES: self._usual_cases(shape, network)}
+        usual = {
+            LATENCY: latency_cases(on_gpus=self.device == CUDA),
+            COLLECTIVES: self._usual_cases(shape, network),
+        }
         found = [
             case
             for part in usual
             if part in self.parts
-            for case in with_computing(
-                self._selected(usual[part]), self.computing or _COMPUTING[part]
-            )
+            for case in with_computing(self._selected(usual[part]), self.computing or _COMPUTING)
         ]
         return list(dict.fromkeys(case.fitting(shape.world) for case in found))
 
@@ -145,14 +147,14 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         seconds=given.seconds,
         ops=(_OPS if LATENCY in parts else 0) if given.ops is None else given.ops,
         full=given.full,
+        pin=given.pin,
         sanitize=given.sanitize,
         scale=Scale(given.nodes, given.ranks_per_node, given.replicas, given.connections),
         json=given.json,
         plots=given.plots,
         load=given.load or [],
         markdown=given.markdown,
-        summary=given.summary,
-        short_form=given.short_form,
+        pages=given.pages,
     )
     if error := _contradiction(found):
         parser.error(error)
@@ -161,8 +163,6 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
 
 def _parts(given: argparse.Namespace, networks: Sequence[Network]) -> Sequence[str]:
     """The parts of a command that names none."""
-    if given.summary or given.short_form:
-        return (LATENCY,)
     picked = given.kinds or given.sizes or given.computing or networks or given.sanitize
     return (COLLECTIVES,) if picked else USUAL[given.device]
 
@@ -184,11 +184,12 @@ def _contradiction(found: Options) -> str | None:
         return "limits and --sanitize need --device cuda"
     if on_gpus and (alone := sorted(set(found.parts) & {DECODE, DDP, MEMORY})):
         return f"{alone[0]} is measured on the CPU alone"
-    for option, file in (("json", found.json), ("summary", found.summary)):
-        if file and not file.parent.is_dir():
-            return f"there is no folder {file.parent} for --{option}"
-    if found.short_form and not found.summary:
-        return "--short-form needs --summary, which it refers to"
+    if found.pin and (on_gpus or found.networks):
+        return "--pin is for nodes on the CPUs of this machine, without a network"
+    if found.json and not found.json.parent.is_dir():
+        return f"there is no folder {found.json.parent} for --json"
+    if found.pages and not found.pages.is_dir():
+        return f"there is no folder {found.pages} for --pages"
     return None
 
 
@@ -199,7 +200,7 @@ def _peers(
     if given is None:
         missing = _not_installed(device)
         return ["gloo"] if network else [peer for peer in known if peer not in missing]
-    if network and (unable := [each for each in (MPICH, DEEPSPEED) if each in given]):
+    if network and (unable := [each for each in (*MPIS, DEEPSPEED) if each in given]):
         parser.error(f"{unable[0]} is not measured on networks: it has one machine only")
     if "none" in given:
         if len(given) > 1:
@@ -212,14 +213,14 @@ def _peers(
 
 def _not_installed(device: str) -> list[str]:
     """The peers that a command which names none can do without."""
-    return [peer for peer in PEERS[device] if peer == DEEPSPEED and not is_installed(peer)]
+    return [peer for peer in PEERS[device] if not is_installed(peer)]
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description="Allfold side by side with Gloo, MPICH, DeepSpeed and NCCL: the same "
-        "processes, in turn, random data, every result checked. See docs/benchmarks.md.",
+        description="Allfold side by side with Gloo, UCX, MPICH, Open MPI, DeepSpeed and NCCL: "
+        "in turn, in two rhythms, random data, every result checked. See docs/benchmarks.md.",
     )
     add = parser.add_argument
     peers = tuple(dict.fromkeys(each for known in PEERS.values() for each in known))
@@ -233,22 +234,22 @@ def _parser() -> argparse.ArgumentParser:
     usual = "; ".join(f"{device}: {','.join(parts)}" for device, parts in USUAL.items())
     parts = f"of {','.join(PARTS)}; scale is the last {len(SCALE)}  [{usual}]"
     add("--parts", type=_names((*PARTS, "scale")), help=parts)
-    before = "computing before each op, such as 0,2ms  [0; latency: 0,2ms]"
+    before = "computing before each op, such as 0,2ms  [0,5ms]"
     add("--computing", type=_list(parse_time), metavar="TIMES", help=before)
     add("--seconds", type=float, default=_SECONDS, help="about so long per case  [%(default)s]")
     fewest = f"measure at least so many of a short op  [0; with latency {_OPS}]"
     add("--ops", type=_at_least(0), help=fewest)
     add("--full", action="store_true", help="every collective, 4 B to 256 MiB: hours")
+    add("--pin", action="store_true", help="one core for each node, its agent and its ranks")
     sanitize = "the agents under compute-sanitizer, whose findings count  [memcheck]"
     add("--sanitize", nargs="?", const=TOOLS[0], choices=TOOLS, help=sanitize)
     add("--json", type=Path, metavar="FILE", help="write the results")
     add("--plots", type=Path, metavar="FOLDER", help="draw the results, as SVG")
     add("--load", type=_list(Path), metavar="FILES", help="read results instead of measuring")
     add("--markdown", action="store_true", help="print tables for a page, at the end")
-    summary = "write the page of latencies, with plots beside it  [part latency]"
-    add("--summary", type=Path, metavar="FILE", help=summary)
-    short_form = "replace the short form of that page between its marks in this file"
-    add("--short-form", type=Path, metavar="FILE", help=short_form)
+    pages = "measure all that the page of performance in this folder has, keep it there in bench/, "
+    pages += "and write the page anew; with --load, from those files"
+    add("--pages", type=Path, metavar="FOLDER", help=pages)
     nodes = "of the cluster that the parts of scale are about  [%(default)s]"
     add("--nodes", type=_at_least(_FEWEST_NODES), default=_NODES, help=nodes)
     add("--ranks-per-node", type=_at_least(1), default=8, help="of it  [%(default)s]")

@@ -17,17 +17,23 @@ PLAIN = "plain"
 """Allfold on ordinary memory; ``allfold`` is on that of ``allfold.empty``."""
 THROUGH_TORCH = "allfold-torch"
 """Allfold on ordinary memory, called through ``torch.distributed``."""
-TORCH = ("gloo", "gloo_host", "nccl")
-MPICH, DEEPSPEED = "mpich", "deepspeed"
-OTHERS = (*TORCH, MPICH, DEEPSPEED)
-PEERS = {"cpu": (PLAIN, THROUGH_TORCH, "gloo", MPICH, DEEPSPEED), "cuda": (PLAIN, *TORCH)}
+NCCL = "nccl"
+TORCH = ("gloo", "gloo_host", NCCL)
+MPICH, OPENMPI, DEEPSPEED, UCX = "mpich", "openmpi", "deepspeed", "ucx"
+MPIS = (MPICH, OPENMPI)
+OTHERS = (*TORCH, UCX, *MPIS, DEEPSPEED)
+PEERS = {
+    "cpu": (PLAIN, THROUGH_TORCH, "gloo", UCX, *MPIS, DEEPSPEED),
+    "cuda": (PLAIN, *TORCH),
+}
 """Beside Allfold on its own memory, by device."""
 WIRES = ("bfloat16", "float16", "int8")
 
 SHORT = 64 * KIB
 """Up to this size an op counts as short."""
-_TURN_TOKENS, _FEWEST_TOKENS = 8, 50
+_TURN_TOKENS, _FEWEST_TOKENS, _FEWEST_OPS = 8, 50, 15
 _LATENCY_SIZES = (4, 64, KIB, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB)
+_GPU_LATENCY_SIZES = (4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB)
 
 _OF_BLOCKS = ("all_gather", "reduce_scatter", "gather", "scatter", "all_to_all")
 
@@ -97,11 +103,29 @@ TOKEN = Case(DECODE, 16 * 4 * KIB)
 """One token of the example: two all-reduces in each of 8 layers, of 1024 activations."""
 
 
+@dataclass(frozen=True)
+class Model:
+    """A transformer that is trained: so wide, and of so many layers."""
+
+    width: int
+    layers: int
+
+    @property
+    def size(self) -> int:
+        """Return the bytes of its gradients, in float32."""
+        return 4 * self.layers * (12 * self.width**2 + 13 * self.width)
+
+
+MODELS = (Model(64, 1), Model(208, 8), Model(420, 8))
+"""Of 0.2, 16 and 65 MiB of gradients."""
+STEPS = tuple(Case(DDP, model.size) for model in MODELS)
+
+
 def most_ops(case: Case) -> int:
     """The most ops of one turn."""
     if case.kind == DECODE:
         return _TURN_TOKENS
-    size = 1 << 62 if case.kind in (DDP, BURST) else case.size
+    size = 1 << 62 if case.kind == BURST else case.size
     for limit, ops in ((64 * KIB, 20), (MIB, 10), (8 * MIB, 3)):
         if size <= limit:
             return ops
@@ -110,7 +134,7 @@ def most_ops(case: Case) -> int:
 
 def fewest_ops(case: Case) -> int:
     """Ops that a case has, whatever else is asked for."""
-    return _FEWEST_TOKENS if case.kind == DECODE else 1
+    return _FEWEST_TOKENS if case.kind == DECODE else _FEWEST_OPS
 
 
 def warm_up(ops: int) -> int:
@@ -141,10 +165,12 @@ def human_time(seconds: float) -> str:
 
 
 def human_size(size: int) -> str:
-    """``64 MiB``, ``4 KiB``, ``4 B``."""
+    """``64 MiB``, ``4 KiB``, ``4 B``; of a model's gradients ``0.2 MiB``."""
     for unit, name in ((1 << 30, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
         if size >= unit and size % unit == 0:
             return f"{size // unit} {name}"
+    if size in [model.size for model in MODELS]:
+        return f"{size / MIB:.{1 if size < MIB else 0}f} MiB"
     return f"{size} B"
 
 
@@ -155,9 +181,9 @@ def cases(kinds: Sequence[str], sizes: Sequence[int]) -> list[Case]:
     ]
 
 
-def latency_cases() -> list[Case]:
+def latency_cases(*, on_gpus: bool = False) -> list[Case]:
     """All-reduces of short messages, and of some that are not."""
-    return cases(["all_reduce"], _LATENCY_SIZES)
+    return cases(["all_reduce"], _GPU_LATENCY_SIZES if on_gpus else _LATENCY_SIZES)
 
 
 def with_computing(found: Sequence[Case], seconds: Sequence[float]) -> list[Case]:
@@ -172,7 +198,7 @@ def gpu_cases() -> list[Case]:
 
 
 def usual_cases(shape: Shape) -> list[Case]:
-    """Return the default cases of a shape: some minutes in all."""
+    """Return the default cases of a shape."""
     found = cases(["all_reduce"], [4, 4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB])
     if str(shape) in ("1x4", "2x2"):
         others = [kind for kind in KINDS if kind != "all_reduce"]

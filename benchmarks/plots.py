@@ -22,6 +22,8 @@ COLOURS = {
     "allfold-torch": "C6",
     "gloo": "C1",
     "mpich": "C2",
+    "openmpi": "C8",
+    "ucx": "C7",
     "nccl": "C3",
     "gloo_host": "C4",
     "deepspeed": "C5",

@@ -2,7 +2,7 @@
 
     python -m benchmarks.rank CONTROL-SOCKET [RANK]
 
-Under ``mpiexec`` the rank is what that says.
+Under the starter of an MPI the rank is what that says.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import allfold
+from benchmarks import mpi
 from benchmarks.computing import Computing
 from benchmarks.control import Message, serve, sleep_until
 from benchmarks.devices import CUDA, Device, Host, Operation, TorchDevice, gpus
@@ -23,9 +24,10 @@ from benchmarks.plan import (
     DDP,
     DECODE,
     DEEPSPEED,
-    MPICH,
+    MPIS,
     THROUGH_TORCH,
     TORCH,
+    UCX,
     Case,
 )
 from benchmarks.workloads import Workload, take_turn
@@ -76,7 +78,10 @@ class Rank:
         environment: dict[str, str],
         store: str,
         seconds: float,
+        core: int | None,
     ) -> Message:
+        if core is not None:  # before the libraries start threads, which inherit it
+            os.sched_setaffinity(0, {core})
         os.environ.update(environment)
         self._world, self._nodes = world, nodes
         if device == CUDA:
@@ -87,14 +92,14 @@ class Rank:
 
     def _library(self, name: str, store: str, seconds: float) -> Library:
         """Imported here: what is not asked for need not be installed."""
-        if name in (*TORCH, THROUGH_TORCH):
+        if name in (*TORCH, UCX, THROUGH_TORCH):
             from benchmarks.libraries.torch_library import join
 
             return join(name, self._number, self._world, store, seconds, self._device)
-        if name == MPICH:
-            from benchmarks.libraries.mpich import MpichLibrary
+        if name in MPIS:
+            from benchmarks.libraries.mpi_library import MpiLibrary
 
-            return MpichLibrary()
+            return MpiLibrary(name)
         if name == DEEPSPEED:
             from benchmarks.libraries.deepspeed import DeepSpeedLibrary
 
@@ -112,9 +117,9 @@ class Rank:
         found = Case(**case)
         self._workload = self._made(found)
         self._compute = Computing(found.computing) if found.computing else None
-        return {"contestants": list(self._workload.contestants)}
+        return {"contestants": list(self._workload.contestants) if self._workload else []}
 
-    def _made(self, case: Case) -> Workload:
+    def _made(self, case: Case) -> Workload | None:
         libraries = list(self._libraries.values())
         where = (self._number, self._nodes, self._world)
         if case.kind == BURST:
@@ -126,9 +131,11 @@ class Rank:
 
             return DecodeWorkload(libraries, self._device, self._number, self._world)
         if case.kind == DDP:
+            if "gloo" not in self._libraries:  # whose default group it trains in, too
+                return None
             from benchmarks.workloads.training import DdpWorkload
 
-            return DdpWorkload(self._number, self._world)
+            return DdpWorkload(self._number, self._world, case.size)
         from benchmarks.workloads.collective import collective
 
         return collective(case, libraries, self._device, *where)
@@ -161,7 +168,7 @@ class Rank:
 
 def main() -> None:
     control, *given = sys.argv[1:]
-    number = int(given[0] if given else os.environ["PMI_RANK"])
+    number = int(given[0]) if given else mpi.rank()
     serve(control, number, Rank(number), _CONDUCTOR_SECONDS)
 
 

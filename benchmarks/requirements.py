@@ -1,40 +1,60 @@
-"""The requirements beside the four packages, and the settings of MPICH."""
+"""The requirements beside the four packages: what each peer needs, and how to get it."""
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import cache
 from importlib.util import find_spec
-from pathlib import Path
+from typing import NamedTuple
 
+from benchmarks import mpi
 from benchmarks.children import environment, python
 from benchmarks.errors import BenchmarkFailed
-from benchmarks.plan import DEEPSPEED, MPICH, THROUGH_TORCH, TORCH
+from benchmarks.plan import DEEPSPEED, MPICH, MPIS, OPENMPI, THROUGH_TORCH, TORCH, UCX
 
+_COMPILE_SECONDS, _IMPORT_SECONDS = 600.0, 120.0
 _INSTALL = "install with: pip install -c constraints.txt -r requirements-bench.txt"
-_COMPILE_SECONDS = 600.0
 _INSTALL_DEEPSPEED = "install with: pip install -c constraints.txt -r requirements-deepspeed.txt"
+_INSTALL_OPENMPI = "install with: apt-get install openmpi-bin"
+_INSTALL_UCX = "install with: pip install --no-deps commux"
 _MODULES = {
-    **dict.fromkeys((*TORCH, THROUGH_TORCH), "torch"),
-    MPICH: "mpi4py",
-    DEEPSPEED: "deepspeed",
+    **dict.fromkeys((*TORCH, THROUGH_TORCH), ("torch", _INSTALL)),
+    **dict.fromkeys(MPIS, ("mpi4py", _INSTALL)),
+    UCX: ("commux", _INSTALL_UCX),
+    DEEPSPEED: ("deepspeed", _INSTALL_DEEPSPEED),
 }
+_STARTERS = {MPICH: ("the mpiexec of MPICH", _INSTALL), OPENMPI: ("Open MPI", _INSTALL_OPENMPI)}
+
+
+class Lack(NamedTuple):
+    """Something that a peer needs and cannot have."""
+
+    what: str
+    remedy: str
+    is_there: bool = False
 
 
 def require(peers: Sequence[str], *, plots: bool) -> None:
     """``BenchmarkFailed``, with the command that helps, where something is not installed."""
-    missing = list(dict.fromkeys(_MODULES[peer] for peer in peers if not is_installed(peer)))
-    missing += ["matplotlib"] if plots and find_spec("matplotlib") is None else []
-    if missing:
-        install = _INSTALL_DEEPSPEED if missing == ["deepspeed"] else _INSTALL
-        raise BenchmarkFailed(f"not installed: {', '.join(missing)}; {install}")
-    if MPICH in peers:
-        mpiexec()
+    lacks = [lack for peer in peers if (lack := lacking(peer))]
+    if plots and find_spec("matplotlib") is None:
+        lacks.append(Lack("matplotlib", _INSTALL))
+    if lacks:
+        raise BenchmarkFailed(_told(lacks))
     if DEEPSPEED in peers:
         _compile_deepspeed()
+
+
+def _told(lacks: Sequence[Lack]) -> str:
+    remedies = dict.fromkeys((lack.is_there, lack.remedy) for lack in lacks)
+    told = []
+    for remedy in remedies:
+        names = dict.fromkeys(each.what for each in lacks if (each.is_there, each.remedy) == remedy)
+        state = "not usable" if remedy[0] else "not installed"
+        told.append(f"{state}: {', '.join(names)}; {remedy[1]}")
+    return "\n".join(told)
 
 
 def _compile_deepspeed() -> None:
@@ -52,30 +72,41 @@ def _compile_deepspeed() -> None:
 
 
 def is_installed(peer: str) -> bool:
-    """Return False where the Python package of a peer is missing."""
-    return peer not in _MODULES or find_spec(_MODULES[peer]) is not None
+    """Return False where a peer lacks something."""
+    return lacking(peer) is None
+
+
+def lacking(peer: str) -> Lack | None:
+    """Return what a peer needs and this machine lacks."""
+    module = _MODULES.get(peer)
+    if module is not None and find_spec(module[0]) is None:
+        return Lack(*module)
+    if peer in MPIS and mpi.starter(peer) is None:
+        return Lack(*_STARTERS[peer])
+    if peer == UCX and (said := _import_error("commux")):
+        remedy = f"its wheel was built for another torch ({said}); see docs/benchmarks.md"
+        return Lack("commux", remedy, is_there=True)
+    return None
+
+
+@cache
+def _import_error(module: str) -> str | None:
+    """Return why a module cannot be imported, which is tried in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"import torch, {module}"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=_IMPORT_SECONDS,
+    )
+    said = done.stderr.strip().splitlines()[-1:]
+    return "".join(said) or f"status {done.returncode}" if done.returncode else None
 
 
 def left_out(peer: str) -> str:
-    """Return why an optional peer takes no part."""
-    return f"{peer} is left out, because it is not installed; {_INSTALL_DEEPSPEED}"
-
-
-def mpiexec() -> str:
-    """The starter of the ``mpich`` wheel, or else the one of the system."""
-    ours = Path(sys.executable).with_name("mpiexec")
-    found = str(ours) if ours.exists() else shutil.which("mpiexec")
-    if found is None:
-        raise BenchmarkFailed(f"there is no mpiexec; {_INSTALL}")
-    return found
-
-
-def mpi_settings(world: int) -> dict[str, str]:
-    """Return MPICH's best settings; what is in the environment already wins.
-
-    Its own shared memory spins without ever giving way, so that ranks without a core of their own
-    take a whole time slice per message (8 ms for 4 KiB, 4 ranks on 2 cores); that of UCX does not
-    (0.03 ms).
-    """
-    cores = len(os.sched_getaffinity(0))
-    return {"MPIR_CVAR_NOLOCAL": "1"} if world > cores else {}
+    """Return why a peer takes no part."""
+    lack = lacking(peer)
+    if lack is None:
+        return f"{peer} is left out"
+    state = "cannot be used" if lack.is_there else "is not installed"
+    return f"{peer} is left out, because {lack.what} {state}; {lack.remedy}"

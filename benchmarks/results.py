@@ -13,7 +13,8 @@ from benchmarks.figures import Figures
 from benchmarks.plan import BARRIER, DDP, DECODE, OURS, Case, Shape
 from benchmarks.workloads import NO_SYNC
 
-LOOPBACK = "loopback"
+LOOPBACK, PINNED = "loopback", "pinned"
+"""Networks that are none: all nodes share this machine; pinned, each has one core of it."""
 _FORMAT = 3
 
 
@@ -35,6 +36,16 @@ class Result:
     case: Case
     figures: Mapping[str, Figures]
     path: str = CPU
+
+    @property
+    def place(self) -> str:
+        """Return what is between the nodes, in words."""
+        if self.network == PINNED:
+            return f"{LOOPBACK}, one core per node"
+        if self.network == LOOPBACK:
+            return LOOPBACK
+        gbit = self.line * 8 / 1e9
+        return f"{self.network}, {gbit:.3f} Gbit/s of payload in one TCP stream"
 
     def algbw(self, library: str) -> float | None:
         """GB/s; ``None`` where no bytes stand for the op."""
@@ -117,6 +128,13 @@ class Report:
         }
         path.write_text(json.dumps(found, indent=1) + "\n")
 
+    def write_short(self, path: Path) -> None:
+        """As JSON to be kept: four digits, nothing that can be derived, a line for each result."""
+        results = ",\n".join(json.dumps(_short(result)) for result in self.results)
+        rest: dict[str, Any] = {"memory": [], "limits": [], "scale": {}}
+        head = json.dumps({"format": _FORMAT, "environment": self.environment, **rest})
+        path.write_text(f'{head[:-1]}, "results": [\n{results}\n]}}\n')
+
     @property
     def wrong(self) -> int:
         """Elements that were wrong, in all."""
@@ -130,7 +148,11 @@ def read(paths: Iterable[Path]) -> Report:
     Raises:
         OSError, ValueError: a file cannot be read, or is none that :meth:`Report.write` wrote.
     """
-    reports = [_read(path) for path in paths]
+    return together([_read(path) for path in paths])
+
+
+def together(reports: Sequence[Report]) -> Report:
+    """Several reports as one; the environment is that of the first."""
     return Report(
         reports[0].environment,
         [result for report in reports for result in report.results],
@@ -179,6 +201,19 @@ def _as_json(result: Result) -> dict[str, Any]:
     where: dict[str, Any] = {"network": result.network, "line": result.line, "path": result.path}
     where["shape"] = str(result.shape)
     return {**where, **asdict(result.case), "libraries": libraries}
+
+
+def _short(result: Result) -> dict[str, Any]:
+    found = _as_json(result)
+    found["libraries"] = {
+        name: {field: _rounded(value) for field, value in asdict(figures).items()}
+        for name, figures in result.figures.items()
+    }
+    return found
+
+
+def _rounded(value: float) -> float:
+    return value if isinstance(value, int) else float(f"{value:.4g}")
 
 
 def _from_json(found: Mapping[str, Any]) -> Result:

@@ -7,33 +7,51 @@ from contextlib import contextmanager
 from typing import Any
 
 from allfold_cluster.network import Network
-from benchmarks import memory
+from allfold_cluster.network import why_not as why_no_network
+from benchmarks import cores, memory, requirements
 from benchmarks.conductor import Budget, Conductor
 from benchmarks.devices import CUDA, gpus
-from benchmarks.errors import BenchmarkFailed
 from benchmarks.gpu.sanitizer import SanitizedCluster
 from benchmarks.loopback import loopback
 from benchmarks.options import LIMITS, MEMORY, SCALE, Options
-from benchmarks.plan import BURST, DDP, DECODE, DEEPSPEED, PLAIN, THROUGH_TORCH, TOKEN, Case, Shape
-from benchmarks.results import LOOPBACK, Memory, Result
+from benchmarks.plan import (
+    BURST,
+    DDP,
+    DECODE,
+    DEEPSPEED,
+    NCCL,
+    PLAIN,
+    STEPS,
+    THROUGH_TORCH,
+    TOKEN,
+    Case,
+    Shape,
+)
+from benchmarks.results import LOOPBACK, PINNED, Memory, Result
 from benchmarks.shaped import shaped
 from benchmarks.workloads.burst import TENSOR_BYTES, TENSORS
 
-# A model takes a while to step, and to be built for each shape.
-_DDP_SHAPES = ("1x4", "2x2", "2x1")
+_UNABLE = {
+    DEEPSPEED: "it has one node only",
+    NCCL: "it takes no two ranks on one GPU",
+}
 NOTHING = (
-    f"nothing was measured: ddp needs the peer gloo and a shape of {', '.join(_DDP_SHAPES)}; "
-    f"memory needs one of {', '.join(memory.SHAPES)}, and no network"
+    "nothing was measured: ddp needs the peer gloo; "
+    f"memory needs one of the shapes {', '.join(memory.SHAPES)}, and no network"
 )
 
 
-def require_gpu(options: Options) -> None:
-    """Raise ``BenchmarkFailed`` where ranks are to be on a GPU and there is none."""
+def why_not(options: Options) -> str | None:
+    """Return why this machine cannot do what the options ask for, or ``None``."""
     if options.device == CUDA and not gpus():
-        raise BenchmarkFailed(
+        return (
             "torch finds no NVIDIA GPU on this machine (python -c 'import torch; "
             "print(torch.__version__, torch.version.cuda)' shows which torch this is)"
         )
+    nodes = max(shape.nodes for shape in options.shapes)
+    if options.pin and nodes > len(cores.available()):
+        return f"{nodes} nodes with a core each, and {len(cores.available())} cores"
+    return why_no_network(options.networks) if options.networks else None
 
 
 def limits(options: Options) -> list[dict[str, Any]]:
@@ -75,21 +93,32 @@ def scale(options: Options) -> Iterator[tuple[str, dict[str, Any]]]:
             yield part, parts.measure(part, options.scale)
 
 
+def left_out(options: Options) -> list[str]:
+    """Return a sentence for each peer that takes no part, or not in all shapes."""
+    told = [requirements.left_out(peer) for peer in options.left_out]
+    for peer, why in _UNABLE.items():
+        able = [shape for shape in options.shapes if peer in libraries_of(options, shape)]
+        shapes = ", ".join(str(shape) for shape in options.shapes if shape not in able)
+        if shapes and peer in options.libraries:
+            told.append(f"{peer} is left out of {shapes}: {why}")
+    return told
+
+
 def libraries_of(options: Options, shape: Shape) -> list[str]:
     """Those that can do a shape: NCCL has no two ranks on one GPU, DeepSpeed's op no two nodes."""
     unable = [DEEPSPEED] if shape.nodes > 1 else []
-    if "nccl" in options.libraries and gpus() < shape.world:
-        unable.append("nccl")
+    if NCCL in options.libraries and gpus() < shape.world:
+        unable.append(NCCL)
     return [name for name in options.libraries if name not in unable]
 
 
 def _of_shape(options: Options, shape: Shape, network: Network | None) -> Iterator[Result]:
-    cases = options.cases(shape, network) + _more_cases(options, shape)
+    cases = options.cases(shape, network) + _more_cases(options)
     if not cases:
         return
     with _ranks(options, shape, network) as (conductor, line):
         for case in cases:
-            name = network.name if network else LOOPBACK
+            name = network.name if network else PINNED if options.pin else LOOPBACK
             yield Result(name, line, shape, case, conductor.measure(case), conductor.path)
 
 
@@ -104,20 +133,20 @@ def _ranks(
             yield found
         return
     cluster = SanitizedCluster(options.sanitize) if options.sanitize else None
-    with loopback(shape, libraries, budget, options.device, cluster) as conductor:
+    with loopback(
+        shape, libraries, budget, options.device, cluster, pinned=options.pin
+    ) as conductor:
         yield conductor, 0.0
         if cluster is not None:
             cluster.require_no_findings()
 
 
-def _more_cases(options: Options, shape: Shape) -> list[Case]:
+def _more_cases(options: Options) -> list[Case]:
     found = []
     if BURST in options.parts:
         found.append(Case(BURST, TENSORS * TENSOR_BYTES))
     if DECODE in options.parts:
         found.append(TOKEN)
-    if DDP in options.parts and "gloo" in options.peers and str(shape) in _DDP_SHAPES:
-        from benchmarks.workloads.training import parameters
-
-        found.append(Case(DDP, 4 * parameters()))
+    if DDP in options.parts and "gloo" in options.peers:
+        found += STEPS
     return found

@@ -38,7 +38,7 @@ def shaped(
             with telling(cluster), Fleet(shape.world, places=places) as fleet:
                 join(fleet, shape, libraries, cluster, INTERFACE)
                 agents = [agent.pid for agent in cluster.agents.values()]
-                yield Conductor(fleet, agents, budget), limit
+                yield Conductor([fleet], agents, budget), limit
                 fleet.leave()
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmarks.devices import CPU
 from benchmarks.plan import DDP, DECODE, OTHERS, OURS, human_size, human_time
-from benchmarks.results import LOOPBACK, Memory, Result
+from benchmarks.results import Memory, Result
 from benchmarks.workloads import NO_SYNC
 
 _NAMES = (
@@ -42,11 +43,9 @@ def rows(result: Result) -> list[str]:
 
 def place(result: Result) -> str:
     """Return the path to tensors of GPUs, or the rate of the network between the nodes."""
-    if result.network == LOOPBACK:
+    if result.path != CPU:
         return f"# {result.shape}: tensors on the GPU take the path {result.path}"
-    gbit = result.line * 8 / 1e9
-    carried = f"{gbit:.3f} Gbit/s = {result.line / 1e9:.4f} GB/s of payload"
-    return f"# {result.shape} on {result.network}: one TCP stream carries {carried}"
+    return f"# {result.shape} on {result.place}"
 
 
 def behind(results: Sequence[Result]) -> list[str]:

@@ -22,6 +22,7 @@ from tools import (
     grafana_dashboard,
     kubernetes_manifests,
     metrics_page,
+    performance_page,
     rest_page,
     schedule_pictures,
     sdk_page,
@@ -31,12 +32,13 @@ from tools import (
 from tools.pages import DOCS, ROOT, Blocks, renewed
 
 PAGES: Mapping[Path, Blocks] = {
-    ROOT / "README.md": strategies_page.README,
+    ROOT / "README.md": {**strategies_page.README, **performance_page.README},
     DOCS / "cli.md": cli_page.BLOCKS,
     DOCS / "control.md": control_page.BLOCKS,
     DOCS / "kubernetes.md": kubernetes_manifests.BLOCKS,
     DOCS / "metrics.md": metrics_page.BLOCKS,
     DOCS / "modules.md": architecture_tables.MODULES,
+    DOCS / "performance.md": performance_page.BLOCKS,
     DOCS / "protocol.md": architecture_tables.PROTOCOL,
     DOCS / "rest.md": rest_page.BLOCKS,
     DOCS / "sdk.md": sdk_page.BLOCKS,

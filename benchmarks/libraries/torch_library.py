@@ -1,9 +1,10 @@
-"""Gloo, NCCL and Allfold's backend, through ``torch.distributed``."""
+"""Gloo, NCCL, UCX (by commux) and Allfold's backend, through ``torch.distributed``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -13,10 +14,10 @@ from torch._C._distributed_c10d import FileStore
 from allfold.cli._bench.data import Bench
 from benchmarks.devices import Device, Operation, Tensor
 from benchmarks.libraries import Handle
-from benchmarks.plan import BARRIER, BURST, DECODE, THROUGH_TORCH
+from benchmarks.plan import BARRIER, BURST, DECODE, THROUGH_TORCH, UCX
 
 # Of libraries in a group beside the default one, which is Gloo's.
-_BACKENDS = {"nccl": "nccl", THROUGH_TORCH: "allfold"}
+_BACKENDS = {"nccl": "nccl", UCX: "ucx", THROUGH_TORCH: "allfold"}
 
 _Group = Any
 _Call = Callable[[torch.Tensor, torch.Tensor, _Group], object]
@@ -27,6 +28,8 @@ _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", dist.reduce_scatte
 
 # Of tensors on GPUs, Gloo takes these alone.
 _GLOO_ON_GPUS = ("all_reduce", "broadcast", BARRIER, BURST)
+# All that commux has.
+_UCX = ("all_reduce", "reduce", "broadcast", "send_recv", BARRIER, BURST, DECODE)
 
 
 class TorchLibrary:
@@ -36,13 +39,15 @@ class TorchLibrary:
 
     def __init__(self, name: str, group: _Group, device: Device) -> None:
         """Args:
-        name: ``gloo``, ``nccl`` or ``allfold-torch``.
+        name: ``gloo``, ``nccl``, ``ucx`` or ``allfold-torch``.
         """
         self.name = name
         self._group = group
         self._device = device
 
     def supports(self, kind: str) -> bool:
+        if self.name == UCX:
+            return kind in _UCX
         return self.name != "gloo" or not self._device.is_gpu or kind in _GLOO_ON_GPUS
 
     def empty(self, _: int, /) -> Tensor | None:
@@ -99,6 +104,8 @@ def join(
     if not dist.is_initialized():
         shared = FileStore(store, world)
         dist.init_process_group("gloo", store=shared, rank=rank, world_size=world, timeout=timeout)
+    if name == UCX:
+        import_module("commux").register()
     if backend := _BACKENDS.get(name):
         return TorchLibrary(name, dist.new_group(backend=backend, timeout=timeout), device)
     return (GlooOnHost if name == "gloo_host" else TorchLibrary)(name, dist.group.WORLD, device)

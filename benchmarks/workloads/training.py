@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from copy import deepcopy
 
 import torch
 import torch.distributed as dist
@@ -12,28 +13,35 @@ from torch.nn.parallel import DistributedDataParallel
 
 import allfold.torch as allfold_torch
 from benchmarks.devices import Operation
+from benchmarks.plan import MODELS, Model
 from benchmarks.workloads import NO_SYNC
 
-_WIDTH, _LAYERS, _HEADS, _TOKENS = 512, 8, 8, 16
+_HEADS, _TOKENS = 4, 16
 _TOLERANCE = 1e-4
 
 
 class DdpWorkload:
-    """A transformer of 25 M parameters. Gloo is the default group; Allfold another one.
+    """A transformer of :data:`MODELS`. Gloo is the default group; Allfold another one.
 
     ``no_sync`` is the same step without communication, as when gradients are accumulated: what a
     step takes longer than that is the time of its communication.
     """
 
-    def __init__(self, rank: int, world: int) -> None:
+    def __init__(self, rank: int, world: int, size: int) -> None:
+        """Args:
+        size: bytes of the model's gradients.
+        """
         torch.manual_seed(1)
-        self._first = _model()
-        self._input = torch.randn(1, _TOKENS, _WIDTH, generator=torch.Generator().manual_seed(rank))
+        model = next(each for each in MODELS if each.size == size)
+        self._first = built(model)
+        dice = torch.Generator().manual_seed(rank)
+        self._input = torch.randn(1, _TOKENS, model.width, generator=dice)
+        self._wrong = 0
         # Ranks that come late to a new group would count as slow in the first sample.
         group = dist.new_group(backend=allfold_torch.BACKEND)
         self._models = {
-            "allfold": DistributedDataParallel(_copy(self._first), process_group=group),
-            "gloo": DistributedDataParallel(_copy(self._first)),
+            "allfold": DistributedDataParallel(deepcopy(self._first), process_group=group),
+            "gloo": DistributedDataParallel(deepcopy(self._first)),
         }
         self._models[NO_SYNC] = self._models["gloo"]
         self._optimizers = {
@@ -57,11 +65,16 @@ class DdpWorkload:
         """Every step begins with the same parameters."""
         _set(self._models[contestant].module, self._first)
 
-    def keep(self, _contestant: str, _op: int, /) -> None:
-        """A turn has one step: its gradients stay where they are."""
+    def keep(self, contestant: str, _op: int, /) -> None:
+        """Look at the gradients, which the next step takes away."""
+        self._wrong += self._far(contestant)
 
     def count_wrong(self, contestant: str, _ops: int, /) -> int:
-        """Of the gradients."""
+        """Of the gradients of all steps of the turn."""
+        wrong, self._wrong = self._wrong + self._far(contestant), 0
+        return wrong
+
+    def _far(self, contestant: str) -> int:
         if contestant == NO_SYNC:
             return 0
         far = (_gradients(self._models[contestant].module) - self._expected).abs() > _TOLERANCE
@@ -69,35 +82,25 @@ class DdpWorkload:
 
     def _reference(self, world: int) -> torch.Tensor:
         """The mean of all ranks' gradients, in float64."""
-        alone = _copy(self._first)
+        alone = deepcopy(self._first)
         _backward(alone, self._input)
         gradients = _gradients(alone).double()
         dist.all_reduce(gradients)
         return gradients / world
 
 
-def parameters() -> int:
-    """Return the number of the model's parameters."""
-    return sum(each.numel() for each in _model().parameters())
-
-
-def _model() -> nn.Module:
+def built(model: Model) -> nn.Module:
+    """Return the transformer of a model."""
     layer = nn.TransformerEncoderLayer(
-        _WIDTH, _HEADS, 4 * _WIDTH, dropout=0.0, batch_first=True, norm_first=True
+        model.width, _HEADS, 4 * model.width, dropout=0.0, batch_first=True, norm_first=True
     )
-    return nn.TransformerEncoder(layer, _LAYERS, enable_nested_tensor=False)
+    return nn.TransformerEncoder(layer, model.layers, enable_nested_tensor=False)
 
 
 def _backward(model: nn.Module, given: torch.Tensor) -> None:
     model.zero_grad()
     loss: torch.Tensor = model(given).square().mean()
     loss.backward()  # type: ignore[no-untyped-call]
-
-
-def _copy(model: nn.Module) -> nn.Module:
-    other = _model()
-    _set(other, model)
-    return other
 
 
 def _set(model: nn.Module, to: nn.Module) -> None:

@@ -13,6 +13,8 @@ import pytest
 from benchmarks.devices import CPU, Device, Host, TorchDevice
 from benchmarks.errors import BenchmarkFailed
 from benchmarks.gpu import sanitizer
+from benchmarks.plan import MODELS
+from benchmarks.workloads.training import built
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -87,6 +89,11 @@ def test_workloads_on_tensors_of_torch_are_timed_and_checked(tmp_path: Path) -> 
         *names
     }
     assert "barrier gloo_host" not in names
+
+
+def test_a_model_has_the_gradients_that_the_plan_says() -> None:
+    model = MODELS[0]
+    assert 4 * sum(each.numel() for each in built(model).parameters()) == model.size
 
 
 # --- compute-sanitizer

@@ -52,12 +52,12 @@ def test_short_ops_have_as_many_turns_as_they_need() -> None:
 
 
 class Ranks:
-    """Two ranks that answer what a test wants them to."""
+    """Ranks with one library that answer what a test wants them to."""
 
     pids: tuple[int, ...] = ()
 
-    def __init__(self, answers: dict[str, list[Message]]) -> None:
-        self._answers = answers
+    def __init__(self, library: str, answers: dict[str, list[Message]]) -> None:
+        self._answers = {"prepare": [{"contestants": [library]}], "release": []} | answers
         self.asked: list[tuple[str, Any]] = []
 
     def ask(self, do: str, **parameters: Any) -> list[Message]:
@@ -68,10 +68,25 @@ class Ranks:
 def test_a_sample_has_the_ops_of_all_ranks_and_what_was_wrong_on_any() -> None:
     first = {"calls": [0.0, 5.0], "returns": [2.0, 9.0], "cpu": 0.5}
     second = {"calls": [1.0, 6.0], "returns": [1.5, 6.5], "cpu": 0.25}
-    ranks = Ranks({"run": [first, second], "check": [{"wrong": 0}, {"wrong": 3}]})
-    sample = Conductor(cast("Fleet", ranks), [], Budget()).sample("any", 4)
+    ranks = Ranks("any", {"run": [first, second], "check": [{"wrong": 0}, {"wrong": 3}]})
+    conductor = Conductor([cast("Fleet", ranks)], [], Budget())
+    with conductor.prepared(Case("all_reduce", 4096)):
+        sample = conductor.sample("any", 4)
     assert (sample.seconds, sample.cpu, sample.wrong) == ([1.0, 3.0], 0.75, 3)
-    assert ranks.asked == [("run", 4), ("check", 5)]  # one to warm up is checked too
+    # One op to warm up is checked too.
+    assert ranks.asked == [("prepare", None), ("run", 4), ("check", 5), ("release", None)]
+
+
+def test_each_library_is_asked_of_the_ranks_that_have_it() -> None:
+    turn: Message = {"calls": [0.0], "returns": [1.0], "cpu": 0.5}
+    answers: dict[str, list[Message]] = {"run": [turn], "check": [{"wrong": 0}]}
+    one, other = Ranks("allfold", answers), Ranks("openmpi", answers)
+    conductor = Conductor([cast("Fleet", one), cast("Fleet", other)], [], Budget())
+    with conductor.prepared(Case("all_reduce", 4096)) as contestants:
+        assert contestants == ["allfold", "openmpi"]
+        conductor.sample("openmpi", 1)
+    assert [do for do, _ in one.asked] == ["prepare", "release"]
+    assert [do for do, _ in other.asked] == ["prepare", "run", "check", "release"]
 
 
 # --- a turn

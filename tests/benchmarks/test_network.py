@@ -37,7 +37,7 @@ def _networks() -> None:
 @contextmanager
 def running(network: str, *more: str) -> Iterator[subprocess.Popen[bytes]]:
     """A run that is over afterwards, whatever the test found."""
-    options = ["--network", network, "--shapes", "2x1", "--sizes", "4K", *more]
+    options = ["--network", network, "--shapes", "2x1", "--sizes", "4K", "--computing", "0", *more]
     process = subprocess.Popen([sys.executable, "-m", "benchmarks", *options], cwd=ROOT)
     try:
         yield process

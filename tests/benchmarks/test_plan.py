@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +14,7 @@ from allfold._calls.options import Options
 from allfold.cli._bench.data import Bench
 from allfold.cli._bench.kinds import KINDS as COLLECTIVES
 from allfold_cluster.network import Network
-from benchmarks import options, requirements, runs
+from benchmarks import cores, machine, mpi, options, requirements, runs
 from benchmarks.data import LARGEST, RandomShare, count_wrong
 from benchmarks.errors import BenchmarkFailed
 from benchmarks.figures import Figures, percentile
@@ -20,6 +23,7 @@ from benchmarks.plan import (
     BARRIER,
     KINDS,
     MIB,
+    MODELS,
     Case,
     Shape,
     cases,
@@ -137,7 +141,10 @@ def test_a_selection_is_what_is_measured() -> None:
     )
     assert chosen.libraries == ["allfold", "gloo"]
     assert chosen.parts == ["collectives"]
-    assert chosen.cases(Shape(1, 2), None) == [Case("all_reduce", 4096), Case(BARRIER, 0)]
+    assert chosen.cases(Shape(1, 2), None) == [
+        *(Case("all_reduce", 4096), Case("all_reduce", 4096, 0.005)),
+        *(Case(BARRIER, 0), Case(BARRIER, 0, 0.005)),
+    ]
 
 
 def test_what_is_said_twice_is_measured_once() -> None:
@@ -162,23 +169,85 @@ def test_what_is_not_installed_is_named_with_the_command_that_helps(
     requirements.require(["plain"], plots=False)
 
 
-@pytest.mark.parametrize("is_there", [True, False])
-def test_deepspeed_takes_part_where_it_is_installed(
-    monkeypatch: pytest.MonkeyPatch, is_there: bool
+def test_an_mpi_without_its_starter_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mpi, "starter", lambda _: None)
+    with pytest.raises(BenchmarkFailed, match="Open MPI; install with: apt-get install openmpi"):
+        requirements.require(["openmpi"], plots=False)
+    assert "the mpiexec of MPICH is not installed" in requirements.left_out("mpich")
+
+
+@pytest.mark.parametrize("peer", ["deepspeed", "openmpi", "ucx", "mpich"])
+def test_a_peer_takes_part_where_it_is_installed(
+    monkeypatch: pytest.MonkeyPatch, peer: str
 ) -> None:
-    monkeypatch.setattr(options, "is_installed", lambda _: is_there)
+    monkeypatch.setattr(options, "is_installed", lambda each: each != peer)
     chosen = options.parse(["--shapes", "1x2"])
-    assert ("deepspeed" in chosen.libraries, chosen.left_out) == (
-        is_there,
-        [] if is_there else ["deepspeed"],
-    )
+    assert peer not in chosen.libraries
+    assert chosen.left_out == [peer]
     assert options.parse(["--peers", "gloo"]).left_out == []
+
+
+def test_a_peer_that_cannot_be_imported_is_left_out_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "commux.py").write_text("raise ImportError('undefined symbol')")
+    (tmp_path / "torch.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    requirements._import_error.cache_clear()
+    assert "its wheel was built for another torch (ImportError: undefined symbol)" in (
+        requirements.left_out("ucx")
+    )
+    requirements._import_error.cache_clear()
+
+
+def test_open_mpi_binds_no_rank_and_gives_cores_away_where_there_are_more_ranks() -> None:
+    command = mpi.start("openmpi", 4, crowded=True)
+    assert command[1:5] == ["-n", "4", "--bind-to", "none"]
+    assert "mpi_yield_when_idle" in command
+    assert "mpi_yield_when_idle" not in mpi.start("openmpi", 2, crowded=False)
+    assert mpi.settings("openmpi", crowded=False)["MPI4PY_MPIABI"] == "openmpi"
+    assert mpi.settings("mpich", crowded=True) == {"MPIR_CVAR_NOLOCAL": "1"}
+
+
+@pytest.mark.parametrize("variable", ["PMI_RANK", "OMPI_COMM_WORLD_RANK"])
+def test_a_rank_has_the_number_that_its_mpi_gave_it(
+    monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.setenv(variable, "3")
+    assert mpi.rank() == 3
+
+
+def test_another_priority_than_the_ordinary_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getpriority", lambda *_: -5)
+    assert machine.priority() == "nice -5"
+    monkeypatch.setattr(os, "getpriority", lambda *_: 0)
+    assert machine.priority() is None
+    monkeypatch.setattr(os, "sched_getscheduler", lambda _: os.SCHED_FIFO)
+    assert "scheduling policy" in str(machine.priority())
+
+
+def test_a_node_is_pinned_where_there_is_a_core_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    assert runs.why_not(options.parse(["--pin", "--shapes", "2x2"])) is None
+    assert "4 nodes with a core each" in str(runs.why_not(options.parse(["--pin"])))
+
+
+def test_a_process_is_pinned_with_all_its_threads() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        cores.pin([child.pid])
+        assert os.sched_getaffinity(child.pid) == {cores.available()[0]}
+
+
+def test_a_training_step_has_gradients_of_three_sizes() -> None:
+    assert [human_size(model.size) for model in MODELS] == ["0.2 MiB", "16 MiB", "65 MiB"]
 
 
 def test_without_a_selection_everything_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "is_installed", lambda _: True)
     chosen = options.parse([])
-    assert chosen.libraries == ["allfold", "plain", "allfold-torch", "gloo", "mpich", "deepspeed"]
+    ours, theirs = ["allfold", "plain", "allfold-torch"], ["gloo", "ucx", "mpich", "openmpi"]
+    assert chosen.libraries == [*ours, *theirs, "deepspeed"]
     assert set(chosen.parts) == {"collectives", "burst", "decode", "ddp", "memory"}
     assert [str(shape) for shape in chosen.shapes] == ["1x2", "1x4", "2x1", "2x2", "4x1"]
 
@@ -186,13 +255,15 @@ def test_without_a_selection_everything_has_its_turn(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     "arguments",
     [
-        "--peers openmpi",
+        "--peers mvapich",
         "--network 5parsecs",
         "--network 1gbit --peers mpich",
+        "--network 1gbit --peers openmpi",
+        "--network 1gbit --pin",
+        "--device cuda --pin",
         "--network 1gbit --peers deepspeed",
         "--computing 2",
-        "--summary no/such/folder/latency.md",
-        "--short-form README.md",
+        "--pages no/such/folder",
         "--network 1gbit --shapes 1x4",
         "--sizes 4X",
         "--kinds all_gossip",
@@ -224,7 +295,7 @@ def test_ranks_on_gpus_are_measured_by_the_same_plan() -> None:
     assert chosen.parts == ["limits", "collectives", "burst"]
     assert chosen.libraries == ["allfold", "plain", "gloo", "gloo_host", "nccl"]
     assert {case.kind for case in chosen.cases(Shape(1, 2), None)} == set(KINDS)
-    picked = options.parse(["--device", "cuda", "--sizes", "4K,1G"])
+    picked = options.parse(["--device", "cuda", "--sizes", "4K,1G", "--computing", "0"])
     assert picked.cases(Shape(1, 2), None) == cases(["all_reduce"], [4096, 1 << 30])
 
 
@@ -242,6 +313,7 @@ def test_deepspeed_is_measured_on_one_node() -> None:
     chosen = options.parse(["--peers", "deepspeed,gloo"])
     assert "deepspeed" in runs.libraries_of(chosen, Shape(1, 4))
     assert runs.libraries_of(chosen, Shape(2, 2)) == ["allfold", "gloo"]
+    assert "deepspeed is left out of 2x1, 2x2, 4x1: it has one node only" in runs.left_out(chosen)
 
 
 def test_latency_is_of_ops_back_to_back_and_after_computing() -> None:
@@ -249,12 +321,17 @@ def test_latency_is_of_ops_back_to_back_and_after_computing() -> None:
     found = chosen.cases(Shape(1, 2), None)
     assert {(case.kind, case.computing) for case in found} == {
         ("all_reduce", 0.0),
-        ("all_reduce", 0.002),
+        ("all_reduce", 0.005),
     }
     assert {case.size for case in found} == {case.size for case in latency_cases()}
     assert (chosen.ops, options.parse(["--parts", "latency", "--ops", "60"]).ops) == (500, 60)
     assert options.parse(["--parts", "collectives"]).ops == 0
-    assert options.parse(["--summary", "latency.md"]).parts == ["latency"]
+
+
+def test_latency_of_tensors_on_gpus_is_that_of_4_kib_to_1_mib() -> None:
+    chosen = options.parse(["--device", "cuda", "--parts", "latency"])
+    sizes = [case.size >> 10 for case in chosen.cases(Shape(2, 1), None) if not case.computing]
+    assert sizes == [4, 16, 64, 256, 1024]
 
 
 def test_any_collective_can_be_measured_after_computing() -> None:

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.devices import gpus
-from benchmarks.plan import KINDS
+from benchmarks.plan import KINDS, MODELS
 from benchmarks.requirements import is_installed
-from benchmarks.summary import BEGIN, END
 from tests.support.processes.cli import Commands, commands
 
 pytestmark = pytest.mark.slow
@@ -40,19 +39,20 @@ def interrupts_ignored() -> Iterator[None]:
 @pytest.mark.long
 def test_no_library_is_wrong_in_any_collective(tmp_path: Path) -> None:
     file = tmp_path / "results.json"
-    options = ["--shapes", "1x2", "--kinds", "all", "--sizes", "4K", "--seconds", "0"]
-    command = [sys.executable, "-m", "benchmarks", *options, "--json", str(file)]
+    options = ["--shapes", "1x2", "--kinds", "all", "--sizes", "4K", "--computing", "0"]
+    options += ["--seconds", "0", "--json", str(file)]
+    command = [sys.executable, "-m", "benchmarks", *options]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(file.read_text())["results"]
     assert [result["kind"] for result in found] == list(KINDS)
     for result in found:
-        libraries = ["allfold", "plain", "allfold-torch", "gloo", "mpich", "deepspeed"]
+        libraries = ["allfold", "plain", "allfold-torch", "gloo", "mpich", "openmpi"]
+        libraries = [name for name in libraries if is_installed(name)]
         if result["kind"] == "barrier":
             libraries.remove("plain")
-        if result["kind"] != "all_reduce" or not is_installed("deepspeed"):
-            libraries.remove("deepspeed")
-        assert list(result["libraries"]) == libraries
+        some_kinds_alone = {"deepspeed", "ucx"}
+        assert [name for name in result["libraries"] if name not in some_kinds_alone] == libraries
         for figures in result["libraries"].values():
             assert figures["wrong"] == 0
             assert figures["samples"] >= 5
@@ -70,32 +70,28 @@ def test_every_rank_decodes_the_tokens_of_a_single_process_with_every_library(
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode == 0, done.stdout + done.stderr
     (found,) = json.loads(file.read_text())["results"]
-    assert list(found["libraries"]) == ["allfold", "plain", "allfold-torch", "gloo", "mpich"]
+    assert {"allfold", "plain", "allfold-torch", "gloo", "mpich"} <= found["libraries"].keys()
     for figures in found["libraries"].values():
         assert figures["wrong"] == 0
         assert figures["tokens_per_second"] == pytest.approx(1 / figures["mean"])
 
 
 @pytest.mark.long
-def test_short_ops_are_measured_in_both_ways_and_summarised(tmp_path: Path) -> None:
-    readme, page = tmp_path / "README.md", tmp_path / "latency.md"
-    readme.write_text(f"# Title\n\n{BEGIN}\n{END}\n\nThe end.\n")
+def test_ops_and_training_steps_are_measured_in_both_ways(tmp_path: Path) -> None:
     file = tmp_path / "results.json"
-    options = ["--shapes", "1x2", "--sizes", "4,4K", "--peers", "gloo", "--ops", "40"]
-    options += ["--seconds", "0", "--json", str(file)]
-    options += ["--summary", str(page), "--short-form", str(readme)]
+    options = ["--parts", "latency,ddp", "--shapes", "2x1", "--sizes", "4,4K", "--peers", "gloo"]
+    options += ["--pin", "--ops", "40", "--seconds", "0", "--json", str(file)]
     command = [sys.executable, "-m", "benchmarks", *options]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(file.read_text())["results"]
-    assert [(each["size"], each["computing"]) for each in found] == [
-        *((4, 0.0), (4, 0.002), (4096, 0.0), (4096, 0.002)),
+    assert [(each["size"], each["computing"]) for each in found if each["kind"] != "ddp"] == [
+        *((4, 0.0), (4, 0.005), (4096, 0.0), (4096, 0.005)),
     ]
+    steps = [each["size"] for each in found if each["kind"] == "ddp"]
+    assert steps == [model.size for model in MODELS]
+    assert all(each["network"] == "pinned" for each in found)
     assert all(each["wrong"] == 0 for result in found for each in result["libraries"].values())
-    assert "| 1x2 | after 2ms of computing |" in readme.read_text()
-    images = [path.name for path in (tmp_path / "images" / "bench").iterdir()]
-    assert all(name in page.read_text() for name in images)
-    assert len(images) == 2
 
 
 @pytest.mark.parametrize(
@@ -103,6 +99,7 @@ def test_short_ops_are_measured_in_both_ways_and_summarised(tmp_path: Path) -> N
     [
         ("--load no-such-file.json", "No such file"),
         ("--device cuda", "finds no NVIDIA GPU"),
+        ("--pin --shapes 99999x1", "99999 nodes with a core each"),
         ("--parts ddp --peers none --shapes 1x4", "nothing was measured: ddp needs the peer gloo"),
     ],
 )
@@ -122,7 +119,7 @@ def test_allfold_bench_shows_another_library_beside(allfold: Commands) -> None:
     command = allfold.start("bench", "--against", "gloo", "--kind", "all_reduce", *sizes)
     assert command.wait(SECONDS) == 0, command.out + command.err
     rows = [line.split() for line in command.out.splitlines() if line[0] != "#"]
-    assert [row[4] for row in rows] == ["library", "allfold", "gloo"]
+    assert [row[4] for row in rows] == ["library", *("allfold", "gloo") * 2]
     assert rows[0][5:8] == ["p50", "p99", "mean"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from benchmarks.pages.page import has_curve
+from benchmarks.pages.selection import Measured, Mode, by_mode
 from benchmarks.plan import human_size
 from benchmarks.plots import COLOURS
 from benchmarks.results import Result
-from benchmarks.summary.selection import by_mode, by_shape, libraries
 from benchmarks.svg import STYLE, save
 
 _COLUMNS = 3
@@ -21,36 +23,33 @@ _PANEL = (3.6, 2.9)
 _SHOWN_SIZES = 4
 
 
-def draw(results: Sequence[Result], images: Path) -> list[Path]:
-    """One file for each network and what comes before each op; their paths."""
+def draw(measured: Measured, images: Path) -> list[Path]:
+    """One file of all-reduces for each network and what comes before each op; their paths."""
     images.mkdir(parents=True, exist_ok=True)
     with mpl.rc_context(STYLE):
         return [
-            _draw(found, f"All-reduce {mode}, {network}", images / _name(network, mode))
-            for network, mode, found in by_mode(results)
+            _draw([measured.newest(key) for key in keys], mode, images / mode.file_name)
+            for mode, keys in by_mode(measured.of_kinds("all_reduce")).items()
+            if has_curve(keys)
         ]
 
 
-def _name(network: str, mode: str) -> str:
-    return f"latency-{network}-{mode.replace(' ', '-')}.svg"
-
-
-def _draw(results: Sequence[Result], title: str, path: Path) -> Path:
-    shapes = by_shape(results)
+def _draw(results: Sequence[Result], mode: Mode, path: Path) -> Path:
+    shapes = [list(some) for _, some in groupby(results, lambda each: each.shape)]
     # One panel more, for the legend.
     columns = min(_COLUMNS, len(shapes) + 1)
     rows = -(-(len(shapes) + 1) // columns)
     size = (columns * _PANEL[0], rows * _PANEL[1])
     figure = Figure(figsize=size, layout="constrained")
     axes: list[Axes] = list(figure.subplots(rows, columns, squeeze=False, sharey=True).flat)
-    names = libraries(results)
+    names = list(dict.fromkeys(name for each in results for name in each.figures))
     for panel, found in zip(axes, shapes, strict=False):
         _panel(panel, found, names)
     for empty in axes[len(shapes) :]:
         empty.set_axis_off()
     handles: Any = axes[0].get_legend_handles_labels()
     axes[-1].legend(*handles, loc="center", frameon=False, title="p50; dotted: p99")
-    figure.suptitle(title)
+    figure.suptitle(f"All-reduce {mode.rhythm}, {results[0].place}")
     return save(figure, path)
 
 

@@ -1,4 +1,4 @@
-"""MPICH, through mpi4py; the process was started by its ``mpiexec``."""
+"""MPICH or Open MPI, through mpi4py; the process was started by the ``mpiexec`` of it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ from benchmarks.libraries import Handle  # noqa: E402
 _Call = Callable[[MPI.Intracomm, Array, Array], object]
 
 
-class MpichLibrary:
+class MpiLibrary:
     """``MPI.COMM_WORLD``, with ordinary arrays."""
 
-    name = "mpich"
     wire = "native"
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        """Args:
+        name: ``mpich`` or ``openmpi``; MPI4PY_MPIABI has chosen that one for ``mpi4py``.
+        """
+        self.name = name
         self.world = MPI.COMM_WORLD
 
     def supports(self, _: str, /) -> bool:
