@@ -93,7 +93,8 @@ class Recipe:
         self.is_in_slots = longest_end(fingerprint, seat.world_size) <= slot_bytes
         self.digest = digest_of(packed)
         self.stored = stored_as(fingerprint.dtype)
-        self.moves = tuple(_joined(_moves(fingerprint, seat)))
+        moves = sorted(_moves(fingerprint, seat), key=lambda move: move.start)
+        self.moves = tuple(_joined(moves))
         self.numel = max((move.stop for move in self.moves), default=0)
         self.fold: Fold = copy if seat.crosses_nodes else fold_of(fingerprint, seat.world_size)
 
