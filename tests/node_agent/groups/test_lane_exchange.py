@@ -173,3 +173,17 @@ def test_a_node_without_a_link_is_sent_nothing_and_waited_for(two: Exchanges) ->
     two.run()
     assert two.published(FIRST) == [True, False]
     assert not any(two.troubles)
+
+
+def test_the_nodes_that_have_sent_nothing_for_an_op_are_silent() -> None:
+    group = Exchanges(((0,), (1,), (2,)))
+    group.open()
+    group.post(1, FIRST)
+    group.step()
+    assert group.all[0].silent_nodes(FIRST) == ("node1", "node2")
+    group.deliver()
+    assert group.all[0].silent_nodes(FIRST) == ("node2",)
+    group.post(0, FIRST)
+    group.step(0)
+    assert group.all[0].silent_nodes(FIRST) == ("node2",), "of what it has folded as well"
+    assert group.all[0].silent_nodes(FIRST + 1) == ("node1", "node2")
