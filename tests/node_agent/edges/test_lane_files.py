@@ -239,3 +239,13 @@ def test_a_new_connection_has_files_of_its_own(thread: LaneThread, unix_pair: Ma
     sender.send_from((file, 0), bytes(LONG), 1)
     wait_until(lambda: len(receiver.frames) == 2, "it has come")
     assert receiver.payloads == [content(1)] * 2
+
+
+def test_a_new_connection_whose_other_end_takes_no_files_is_sent_none(
+    thread: LaneThread, unix_pair: MakePair
+) -> None:
+    sender, _ = joined_with_files(thread, unix_pair)
+    near, far = unix_pair()
+    sender.take_out(near)
+    sender.send_from((file_of(bytes(LONG)), 0), content(1))
+    assert FrameHeader.unpack(far.recv(HEADER_SIZE)).type is FrameType.DATA

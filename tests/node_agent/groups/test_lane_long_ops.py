@@ -142,6 +142,7 @@ def test_a_chunk_of_another_place_or_size_is_trouble(
     two.step()
     two.take(0, "node1", *frame(FIRST, fingerprint=LONG, start=start, numel=numel))
     in_trouble(two, 0)
+    assert f"{4 * numel} bytes at {start} are no chunk of it" in two.troubles[0][0]
 
 
 def test_a_chunk_that_comes_twice_is_trouble(two: Exchanges) -> None:
