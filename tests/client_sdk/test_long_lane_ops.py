@@ -12,7 +12,7 @@ import allfold
 from allfold._channel import CallChannel
 from allfold._lane.short_lane import RankLane
 from allfold_core.dtypes import DType
-from allfold_core.errors import PeerLost
+from allfold_core.errors import AllfoldError, PeerLost
 from allfold_core.operations import AUTO, Fingerprint, Kind, ReduceOp
 from allfold_core.protocol.rank_messages import Message, Outcome, Region
 from allfold_core.short_lane.page import FIRST, NEVER, read_ends
@@ -76,7 +76,7 @@ def used(made: Ranks) -> int:
     return sum(each.memory.size - sum(size for _, size in each._free) for each in segments)
 
 
-def outcome(made: Ranks, seq: int, kind: Message, error: Exception | None = None) -> None:
+def outcome(made: Ranks, seq: int, kind: Message, error: AllfoldError | None = None) -> None:
     """Have the agent give the outcome of an op that it has taken over."""
     assert made.groups[0].membership.epochs.settle(Outcome(kind, 1, seq, 0, 2, {}), error)
 

@@ -10,6 +10,7 @@ import numpy as np
 
 import allfold
 from allfold_core.errors import AllfoldError
+from allfold_core.operations import Kind
 
 
 def was_posted(group: allfold.Group) -> bool:
@@ -107,7 +108,7 @@ def same_bits(group: allfold.Group, numel: int, dtype: str) -> tuple[bool, bool]
     """
     lane = group._channel._membership.epochs.lanes.of(group.epoch)
     assert lane is not None
-    numel = min(numel, lane.recipes._rules.most_bytes // np.dtype(dtype).itemsize)
+    numel = min(numel, lane.recipes._rules.most_bytes[Kind.ALL_REDUCE] // np.dtype(dtype).itemsize)
     values = np.random.default_rng(group.rank).normal(size=numel).astype(dtype)
     short, long = values.copy(), values.copy()
     work = group.all_reduce(short, async_op=True)

@@ -40,7 +40,7 @@ def test_a_kind_for_which_the_group_has_another_strategy_does_not() -> None:
     assert rules.most_bytes.keys() == BETWEEN_NODES - {Kind.ALL_REDUCE}
 
 
-@pytest.mark.parametrize("kind", sorted(BETWEEN_NODES, key=lambda kind: kind.code))
+@pytest.mark.parametrize("kind", [each for each in Kind if each in BETWEEN_NODES])
 def test_between_two_nodes_ops_of_many_slots_go_by_the_lane(kind: Kind) -> None:
     assert lane_rules(plan(2)).most_bytes[kind] == LONGEST_BYTES
 

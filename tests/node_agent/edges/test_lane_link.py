@@ -75,7 +75,7 @@ def test_payloads_of_later_frames_leave_those_of_earlier_ones_as_they_are(
     payloads = [bytes([number]) * (1000 + number % 2 * 100_000) for number in range(50)]
     sender.send(*payloads)
     wait_until(lambda: len(keeper.kept) == 50, "all have come")
-    assert keeper.kept == payloads
+    assert [bytes(each) for each in keeper.kept] == payloads
 
 
 class Keeper(End):

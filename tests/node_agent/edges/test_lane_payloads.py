@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from allfold_agent.edges.lane_link import LONGEST_PAYLOAD, Payloads
+from allfold_agent.edges.lane_link import LONGEST_PAYLOAD, Payload, Payloads
 from allfold_agent.runtime.lane_thread import LaneThread
 from allfold_core.protocol.frames import HEADER_SIZE
 from tests.node_agent.edges.lane_ends import End, MakePair, frame, joined
@@ -161,7 +161,7 @@ def test_what_was_given_back_last_is_used_next() -> None:
 def test_memory_of_others_is_not_kept() -> None:
     payloads = Payloads()
     shorter = bytearray(10)
-    theirs = [shorter, memoryview(shorter), memoryview(bytes(LONGEST_PAYLOAD))]
+    theirs: list[Payload] = [shorter, memoryview(shorter), memoryview(bytes(LONGEST_PAYLOAD))]
     for each in theirs:
         payloads.give_back(each)
     assert all(payloads.take(5).obj is not shorter for _ in range(3))

@@ -296,7 +296,7 @@ def test_links_have_sent_once_each_of_them_has(network: Network) -> None:
     network.connect()
     node, other = network.nodes["node0"], network.nodes["node1"]
     read = Event()
-    other.thread.call(read.wait)
+    other.thread.call(lambda: read.wait(10.0) and None)
     memory = bytearray(b"1" * LONGEST_PAYLOAD)
     try:
         for seq in range(8):
