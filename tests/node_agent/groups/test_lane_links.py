@@ -296,7 +296,11 @@ def test_links_have_sent_once_each_of_them_has(network: Network) -> None:
     network.connect()
     node, other = network.nodes["node0"], network.nodes["node1"]
     read = Event()
-    other.thread.call(lambda: read.wait(10.0) and None)
+
+    def block() -> None:
+        read.wait(10.0)
+
+    other.thread.call(block)
     memory = bytearray(b"1" * LONGEST_PAYLOAD)
     try:
         for seq in range(8):
