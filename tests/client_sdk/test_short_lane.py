@@ -281,12 +281,5 @@ def test_across_nodes_a_rank_waits_for_the_agent_alone_and_copies_its_result() -
 
 
 def _post_as_agent(made: Ranks, seq: int, result: np.ndarray[Any, Any]) -> None:
-    page, layout = made.page, made.page.layout
-    slot = seq % layout.slots
-    start = layout.input_offset(layout.agent, slot)
-    page.memory[start : start + result.nbytes] = result.tobytes()
-    print_ = Fingerprint(Kind.ALL_REDUCE, ReduceOp.SUM, DType.FLOAT32, result.shape, -1, AUTO)
-    recipe = made.lane(0).recipes.of(print_.pack())
-    word = layout.post_word(layout.agent, slot)
-    page.words[word + 1] = recipe.digest
-    page.words[word] = seq + 1
+    call = Fingerprint(Kind.ALL_REDUCE, ReduceOp.SUM, DType.FLOAT32, result.shape, -1, AUTO)
+    made.page.publish(seq, call.pack(), result)

@@ -7,6 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allfold_core.protocol.rank_messages import Region
 from allfold_core.short_lane.page import (
     FINGERPRINT_BYTES,
     FIRST,
@@ -16,13 +17,22 @@ from allfold_core.short_lane.page import (
     PageLayout,
     PostHeader,
     digest_of,
+    read_ends,
     read_header,
     write_again,
+    write_ends,
     write_header,
 )
 
 HEADER = PostHeader(2**64 - 1, 1.5, 30.0, 7, 88, 12)
-LAYOUTS = st.builds(PageLayout, st.integers(1, 20), st.integers(1, 9), st.sampled_from([64, 4096]))
+LAYOUTS = st.builds(
+    PageLayout,
+    st.integers(1, 20),
+    st.integers(1, 9),
+    st.sampled_from([64, 4096]),
+    st.sampled_from([0, 5000, 1 << 24]),
+)
+REGIONS = st.builds(Region, st.integers(0, (1 << 16) - 1), st.integers(0, (1 << 48) - 1))
 
 
 @given(LAYOUTS)
@@ -40,6 +50,7 @@ def test_no_two_places_overlap(layout: PageLayout) -> None:
                 (layout.input_offset(row, slot), layout.slot_bytes),
                 (layout.output_offset(row, slot), layout.slot_bytes),
             ]
+    places += [(layout.place_offset(place), layout.place_bytes) for place in slots]
     places.sort()
     assert all(start + size <= after for (start, size), (after, _) in pairwise(places))
     assert sum(places[-1]) <= layout.size
@@ -57,6 +68,24 @@ def test_a_header_is_read_as_it_was_written() -> None:
     write_again(page, 8, 2.5, 13)
     assert read_header(page, 8) == HEADER._replace(called=2.5, seq=13)
     assert not any(page[8 * WORD : 9 * WORD]), "the word says that it is there, and comes last"
+
+
+@given(REGIONS, REGIONS)
+def test_the_ends_of_a_call_are_read_as_they_were_written_beside_its_header(
+    source: Region, target: Region
+) -> None:
+    page = memoryview(bytearray(1024))
+    write_header(page, 8, HEADER)
+    write_ends(page, 8, source, target)
+    assert read_ends(page, 8) == (source, target)
+    assert read_header(page, 8) == HEADER
+    assert not any(page[16 * WORD :]), "that is the next slot's"
+
+
+def test_a_page_without_long_ops_has_no_room_for_places() -> None:
+    without, with_places = PageLayout(2), PageLayout(2, place_bytes=1000)
+    assert without.size == without.place_offset(0)
+    assert with_places.size == without.size + with_places.slots * 1000
 
 
 def test_the_digest_is_the_second_word_of_a_post() -> None:

@@ -29,8 +29,15 @@ def test_a_short_sum_that_misses_the_lane_is_added_up_in_the_order_of_the_lane(n
     assert spec.strategy == "direct"
 
 
+@pytest.mark.parametrize("nodes", range(3, 9))
+def test_a_long_sum_that_misses_the_lane_is_spread_over_the_nodes_as_there(nodes: int) -> None:
+    spec = spec_of(nodes, 1_000_000)
+    assert spec.is_short
+    assert spec.strategy == "direct2"
+
+
 def test_ops_that_never_go_by_the_lane_go_by_the_cheapest_strategy() -> None:
-    for spec in (spec_of(7, 100_000), spec_of(9, 1000)):
+    for spec in (spec_of(7, 5_000_000), spec_of(9, 1000)):
         assert not spec.is_short
         assert spec.strategy != "direct"
 

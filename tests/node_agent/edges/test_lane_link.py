@@ -4,100 +4,17 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Callable, Iterator
 
 import pytest
 import xxhash
 
-from allfold_agent.edges.lane_link import LaneDoor, LaneLink
+from allfold_agent.edges.lane_link import LONGEST_PAYLOAD, LaneDoor, Payload
 from allfold_agent.runtime.lane_thread import LaneThread
 from allfold_core.errors import PeerLost
 from allfold_core.protocol.frames import HEADER_SIZE, FrameHeader, FrameType
+from tests.node_agent.edges.lane_ends import FINGERPRINT, STAMP, End, MakePair, frame, joined
 from tests.node_agent.in_lane import in_thread
-from tests.support.fakes.damaged_wire import tcp_pair
 from tests.support.waiting import wait_until
-
-STAMP, FINGERPRINT = 7 << 40, 1234
-STAGE = 1 << 20
-
-MakePair = Callable[[], tuple[socket.socket, socket.socket]]
-
-
-@pytest.fixture
-def thread() -> Iterator[LaneThread]:
-    thread = LaneThread("test")
-    yield thread
-    thread.close()
-
-
-@pytest.fixture(params=[socket.socketpair, tcp_pair], ids=["unix", "tcp"])
-def pair(request: pytest.FixtureRequest) -> Iterator[MakePair]:
-    """Makes connections; what a test leaves open is closed behind it."""
-    made: list[socket.socket] = []
-
-    def make() -> tuple[socket.socket, socket.socket]:
-        both: tuple[socket.socket, socket.socket] = request.param()
-        made.extend(both)
-        return both
-
-    yield make
-    for each in made:
-        each.close()
-
-
-class End:
-    """A link, and what it has told."""
-
-    def __init__(self, thread: LaneThread, name: str = "there") -> None:
-        self.thread = thread
-        self.frames: list[tuple[str, FrameHeader, bytes]] = []
-        self.broken = 0
-        self.link = LaneLink(name, thread, self._take, self._break)
-
-    def _take(self, node: str, header: FrameHeader, payload: bytearray) -> None:
-        self.frames.append((node, header, bytes(payload)))
-
-    def _break(self) -> None:
-        self.broken += 1
-
-    @property
-    def payloads(self) -> list[bytes]:
-        return [payload for _, _, payload in self.frames]
-
-    def take_out(self, connected: socket.socket) -> None:
-        in_thread(self.thread, lambda: self.link.take_out(connected))
-
-    def take_in(self, connected: socket.socket, early: bytes = b"") -> None:
-        in_thread(self.thread, lambda: self.link.take_in(connected, early))
-
-    def send(self, *payloads: bytes) -> None:
-        def send() -> None:
-            for seq, payload in enumerate(payloads):
-                self.link.send(seq, STAMP, FINGERPRINT, seq % 3, payload)
-
-        in_thread(self.thread, send)
-
-    def has_broken(self) -> bool:
-        """Return True if a connection has ended, once the thread has done all that it can."""
-        return in_thread(self.thread, lambda: self.broken > 0)
-
-
-def joined(thread: LaneThread, pair: MakePair) -> tuple[End, End]:
-    """A sender and a receiver with one connection between them."""
-    near, far = pair()
-    sender, receiver = End(thread), End(thread)
-    sender.take_out(near)
-    receiver.take_in(far)
-    return sender, receiver
-
-
-def frame(payload: bytes, number: int = 0, digest: int | None = None) -> bytes:
-    if digest is None:
-        digest = xxhash.xxh3_64_intdigest(payload)
-    header = FrameHeader(
-        FrameType.DATA, STAMP, number, number, 0, len(payload), FINGERPRINT, digest, 0
-    )
-    return header.pack() + payload
 
 
 def test_frames_come_whole_and_in_order_with_all_that_their_headers_say(
@@ -110,7 +27,8 @@ def test_frames_come_whole_and_in_order_with_all_that_their_headers_say(
     assert receiver.payloads == payloads
     for seq, (node, header, payload) in enumerate(receiver.frames):
         assert node == "there"
-        assert header[:7] == (FrameType.DATA, STAMP, seq, seq, 0, len(payload), FINGERPRINT)
+        size = len(payload)
+        assert header[:7] == (FrameType.DATA, STAMP, seq, seq, 10 * seq, size, FINGERPRINT)
         assert header.behind == seq % 3
 
 
@@ -136,11 +54,11 @@ def test_what_a_full_socket_does_not_take_follows_when_it_is_read(
     payloads = [bytes([number]) * 300_000 for number in range(40)]
     sender.send(*payloads)
     sender.send(b"the last")
-    assert in_thread(thread, lambda: len(sender.link._unsent)) > 0
+    assert not in_thread(thread, lambda: sender.link.has_sent)
     receiver.take_in(far)
     wait_until(lambda: len(receiver.frames) == 41, "all have come")
     assert receiver.payloads == [*payloads, b"the last"]
-    assert in_thread(thread, lambda: sender.link._unsent) == b""
+    assert in_thread(thread, lambda: sender.link.has_sent)
     sender.send(b"once more")
     wait_until(lambda: len(receiver.frames) == 42, "the one behind them has come")
     assert not sender.broken
@@ -151,14 +69,24 @@ def test_payloads_of_later_frames_leave_those_of_earlier_ones_as_they_are(
     thread: LaneThread, pair: MakePair
 ) -> None:
     near, far = pair()
-    kept: list[bytearray] = []
-    link = LaneLink("there", thread, lambda *frame: kept.append(frame[2]), lambda: None)
-    sender = End(thread)
+    sender, keeper = End(thread), Keeper(thread)
     sender.take_out(near)
-    in_thread(thread, lambda: link.take_in(far, b""))
-    sender.send(*(bytes([number]) * 1000 for number in range(50)))
-    wait_until(lambda: len(kept) == 50, "all have come")
-    assert kept == [bytes([number]) * 1000 for number in range(50)]
+    keeper.take_in(far)
+    payloads = [bytes([number]) * (1000 + number % 2 * 100_000) for number in range(50)]
+    sender.send(*payloads)
+    wait_until(lambda: len(keeper.kept) == 50, "all have come")
+    assert [bytes(each) for each in keeper.kept] == payloads
+
+
+class Keeper(End):
+    """Keeps the payloads themselves, not what was in them as they came."""
+
+    def __init__(self, thread: LaneThread) -> None:
+        super().__init__(thread)
+        self.kept: list[Payload] = []
+
+    def take(self, node: str, header: FrameHeader, payload: Payload, *, is_there: bool) -> None:
+        self.kept.append(payload)
 
 
 @pytest.mark.parametrize("cut", [1, HEADER_SIZE - 1, HEADER_SIZE, HEADER_SIZE + 3])
@@ -208,7 +136,9 @@ def test_a_damaged_frame_ends_the_connection_and_is_not_taken(
     wait_until(receiver.has_broken, "the connection has ended")
     assert receiver.payloads == [b"good"]
     assert receiver.broken == 1
-    assert near.recv(1) == b""
+    assert [near.recv(16) for _ in range(2)][-1] == b"", (
+        "at most behind the word that it takes files"
+    )
     assert far.fileno() == -1
 
 
@@ -218,9 +148,9 @@ def test_a_frame_that_is_longer_than_any_of_the_short_lane_ends_the_connection(
     near, far = pair()
     receiver = End(thread)
     receiver.take_in(far)
-    near.sendall(frame(bytes(STAGE - HEADER_SIZE)))
+    near.sendall(frame(bytes(LONGEST_PAYLOAD)))
     wait_until(lambda: len(receiver.frames) == 1, "the longest one has come")
-    near.sendall(frame(bytes(STAGE - HEADER_SIZE + 1), 1)[:HEADER_SIZE])
+    near.sendall(frame(bytes(LONGEST_PAYLOAD + 1), 1)[:HEADER_SIZE])
     wait_until(receiver.has_broken, "the connection has ended")
     assert len(receiver.frames) == 1
 
@@ -262,7 +192,7 @@ def test_what_is_sent_on_a_connection_that_has_ended_is_lost_and_nothing_is_rais
     wait_until(sender.has_broken, "the sender knows")
     sender.send(b"lost")
     assert sender.broken == 1
-    assert in_thread(thread, lambda: sender.link._unsent) == b""
+    assert in_thread(thread, lambda: sender.link.has_sent)
 
 
 def test_a_new_connection_takes_the_place_of_the_old_one_and_numbers_its_frames_anew(

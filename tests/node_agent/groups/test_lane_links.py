@@ -5,10 +5,11 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
-from threading import Lock
+from threading import Event, Lock
 
 import pytest
 
+from allfold_agent.edges.lane_link import LONGEST_PAYLOAD, Payload
 from allfold_agent.edges.members import GroupNodes
 from allfold_agent.edges.opening import Dial, EdgeRequest, Traffic
 from allfold_agent.groups.lane.links import LaneLinks
@@ -41,12 +42,17 @@ class Node:
             self.members,
             network.dial,
             self.thread,
-            self._take,
+            self,
             self._change,
         )
 
-    def _take(self, node: str, header: FrameHeader, payload: bytearray) -> None:
+    def destination(self, _node: str, _header: FrameHeader) -> memoryview | None:
+        return None
+
+    def take(self, node: str, header: FrameHeader, payload: Payload, *, is_there: bool) -> None:
+        assert not is_there
         self.frames.append((node, header.seq, bytes(payload)))
+        self.links.free(payload)
 
     def _change(self) -> None:
         self.changes += 1
@@ -55,11 +61,11 @@ class Node:
     def others(self) -> list[str]:
         return [node for node in NODES if node != self.name]
 
-    def send(self, node: str, seq: int, payload: bytes) -> None:
+    def send(self, node: str, seq: int, payload: bytes | bytearray) -> None:
         def send() -> None:
             link = self.links.to(node)
             assert link is not None
-            link.send(seq, 0, 0, 0, payload)
+            link.send(seq, 0, 0, 0, 0, memoryview(payload))
 
         in_thread(self.thread, send)
 
@@ -283,6 +289,31 @@ def test_traffic_is_counted_by_link_and_direction(network: Network) -> None:
     assert counted == {
         (direction, peer): (1, 5) for direction in ("out", "in") for peer in ("node1", "node2")
     }
+
+
+def test_links_have_sent_once_each_of_them_has(network: Network) -> None:
+    """What they are told to let go of before that may be written to, and comes as it was."""
+    network.connect()
+    node, other = network.nodes["node0"], network.nodes["node1"]
+    read = Event()
+
+    def block() -> None:
+        read.wait(10.0)
+
+    other.thread.call(block)
+    memory = bytearray(b"1" * LONGEST_PAYLOAD)
+    try:
+        for seq in range(8):
+            node.send("node1", seq, memory)
+        node.send("node2", 0, b"short")
+        assert not in_thread(node.thread, lambda: node.links.have_sent)
+        in_thread(node.thread, node.links.let_go)
+        memory[:] = bytes(LONGEST_PAYLOAD)
+    finally:
+        read.set()
+    wait_until(lambda: len(other.frames) == 8, "all have come")
+    assert {payload for _, _, payload in other.frames} == {b"1" * LONGEST_PAYLOAD}
+    assert in_thread(node.thread, lambda: node.links.have_sent)
 
 
 def test_closed_links_end_their_connections_and_serve_and_dial_nobody(network: Network) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 from collections.abc import Sequence
 
 import pytest
 
 from allfold_agent.groups.lane.page import AgentPage, Post, end_of_complete
+from allfold_agent.runtime.buffers import is_sealed
 from allfold_core.short_lane.page import (
     NEVER,
     SLOTS,
@@ -82,3 +85,51 @@ def test_a_post_is_read_as_it_was_written_unless_a_later_one_is_being_written() 
     write_header(view, word, header._replace(seq=3 + SLOTS))
     assert page.post_of(1, 3) is None
     assert [each.is_whole for each in page.posts(1)] == [False]
+
+
+def words_of(page: AgentPage) -> memoryview:
+    return memoryview(page.mapping.memory)[: page.layout.words * WORD].cast("Q")
+
+
+def test_a_rank_is_told_in_which_place_the_result_of_a_long_op_is() -> None:
+    page = AgentPage(PageLayout(1, place_bytes=5000))
+    words, word = words_of(page), page.layout.post_word(page.layout.agent, 3)
+    words[page.layout.post_word(0, 3) + 1] = 99
+    page.publish(3, 3, 6)
+    assert [*words[word : word + 3]] == [3 + 1, 99, 6]
+    page.publish(3 + SLOTS, 3, -1)
+    assert [*words[word : word + 3]] == [3 + SLOTS + 1, 99, 6], "of one in its slot there is none"
+
+
+def test_each_place_has_memory_of_its_own() -> None:
+    page = AgentPage(PageLayout(1, place_bytes=5000))
+    for place in range(SLOTS):
+        page.place(place).fill_(place + 1)
+    for place in range(SLOTS):
+        assert len(page.place(place)) == 5000
+        assert page.place(place).tolist() == [place + 1] * 5000
+        start = page.layout.place_offset(place)
+        assert page.mapping.memory[start : start + 5000] == bytes([place + 1]) * 5000
+
+
+def test_the_end_of_what_all_local_ranks_have_finished_is_that_of_the_slowest() -> None:
+    page = AgentPage(PageLayout(3))
+    words = words_of(page)
+    for rank, end in enumerate((7, 4, 9)):
+        words[page.layout.finished_word(rank)] = end
+    assert page.end_of_finished_by_all() == 4
+
+
+def test_other_agents_of_the_machine_can_read_the_page_and_not_write_it() -> None:
+    page = AgentPage(PageLayout(1, place_bytes=5000))
+    page.place(2).fill_(7)
+    file = page.file.file
+    assert file is not None
+    start = page.layout.place_offset(2)
+    with mmap.mmap(file, page.layout.size, prot=mmap.PROT_READ) as seen:
+        assert seen[start : start + 5000] == bytes([7]) * 5000
+    assert is_sealed(file)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.pwrite(file, b"x", 0)
+    with pytest.raises(OSError, match="Permission denied"):
+        mmap.mmap(file, page.layout.size)

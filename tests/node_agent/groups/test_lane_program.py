@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from allfold_agent.arithmetic.kernels import TORCH_DTYPES
+from allfold_agent.groups.lane.program import LaneProgram
 from allfold_core.dtypes import DType
 from allfold_core.operations import AUTO, Fingerprint, Kind, ReduceOp
 from tests.node_agent.groups.lane_nodes import NodesOfALane, Placement, exchange
@@ -47,12 +48,22 @@ def gathering(dtype: DType, rows: Sequence[int], width: int = 3) -> Fingerprint:
     return Fingerprint(Kind.ALL_GATHER, None, dtype, shape, -1, AUTO, counts=counts)
 
 
+def in_slots(nodes: NodesOfALane, programs: Sequence[LaneProgram], slot: int) -> list[torch.Tensor]:
+    """Do an op whose inputs are in the slots; return what each node holds for others."""
+    assert all(program.is_in_slots for program in programs)
+    memories = [
+        program.in_slot(page, slot) for program, page in zip(programs, nodes.pages, strict=True)
+    ]
+    exchange(programs, memories)
+    return [memory.kept for memory in memories]
+
+
 def check(nodes: NodesOfALane, fingerprint: Fingerprint, case: Collective, slot: int) -> None:
     """Do an op; every rank finds what the reference says."""
     world = nodes.plan.world_size
     for rank in range(world):
         nodes.put(rank, slot, reference.brought(case, rank, world))
-    exchange(nodes.programs(fingerprint), slot)
+    in_slots(nodes, nodes.programs(fingerprint), slot)
     for rank, right in enumerate(reference.results(case, world)):
         if rank != fingerprint.root:  # who has sent a broadcast has it already
             assert nodes.found(rank, slot, fingerprint, len(right)) == right, (rank, case)
@@ -89,13 +100,17 @@ def test_a_broadcast_from_each_root_is_right_on_every_rank(
         check(nodes, fingerprint, case, slot=root)
 
 
-def test_a_barrier_sends_and_holds_nothing(nodes: NodesOfALane) -> None:
+def test_a_barrier_sends_empty_frames_and_holds_nothing(nodes: NodesOfALane) -> None:
     fingerprint = Fingerprint(Kind.BARRIER, None, DType.UINT8, (0,), -1, AUTO)
     programs = nodes.programs(fingerprint)
-    exchange(programs, 0)
-    for program in programs:
-        assert bytes(program.payload(0)) == b""
-        assert program.held(0).numel() == 0
+    memories = [
+        program.in_slot(page, 0) for program, page in zip(programs, nodes.pages, strict=True)
+    ]
+    frames = exchange(programs, memories)
+    count = len(programs)
+    assert len({(frame.source, frame.to) for frame in frames}) == len(frames) == count * (count - 1)
+    assert not any(frame.payload for frame in frames)
+    assert not any(memory.kept.numel() for memory in memories)
 
 
 # Numbers that are not exact
@@ -139,13 +154,13 @@ def test_sums_have_the_order_and_the_one_rounding_of_the_long_lane(
     programs = nodes.programs(fingerprint)
     for slot in (0, 7):
         total = fold(nodes, random_inputs(nodes, dtype, slot), kept, factor)
-        exchange(programs, slot)
+        all_held = in_slots(nodes, programs, slot)
         divided = total / nodes.plan.world_size if op is ReduceOp.MEAN else total
         right = bytes_of(divided.to(TORCH_DTYPES[dtype]))
         for rank in range(nodes.plan.world_size):
             assert nodes.found(rank, slot, fingerprint, len(right)) == right
-        for program in programs:
-            assert bytes_of(program.held(slot)) == bytes_of(total)
+        for held in all_held:
+            assert bytes_of(held) == bytes_of(total)
 
 
 # What is held
@@ -159,10 +174,11 @@ def test_what_is_held_of_an_op_stays_while_later_ones_use_other_slots(
         held = []
         for slot in range(8):
             random_inputs(nodes, DType.FLOAT32, slot)
-            exchange(programs, slot)
-            held.append(bytes_of(programs[0].held(slot)))
+            in_slots(nodes, programs, slot)
+            held.append(bytes_of(programs[0].in_slot(nodes.pages[0], slot).kept))
         assert len(set(held)) == 8
-        assert [bytes_of(programs[0].held(slot)) for slot in range(8)] == held
+        again = [bytes_of(programs[0].in_slot(nodes.pages[0], slot).kept) for slot in range(8)]
+        assert again == held
 
 
 def test_of_what_is_only_moved_every_node_holds_the_whole(nodes: NodesOfALane) -> None:
@@ -170,15 +186,13 @@ def test_of_what_is_only_moved_every_node_holds_the_whole(nodes: NodesOfALane) -
     given = [bytes([10 + rank] * 3 * rank) for rank in range(world)]
     for rank, data in enumerate(given):
         nodes.put(rank, 2, data)
-    programs = nodes.programs(gathering(DType.UINT8, list(range(world))))
-    exchange(programs, 2)
+    all_held = in_slots(nodes, nodes.programs(gathering(DType.UINT8, list(range(world)))), 2)
     by_node = b"".join(given[rank] for ranks in nodes.placement for rank in ranks)
-    assert {bytes_of(program.held(2)) for program in programs} == {by_node}
+    assert {bytes_of(held) for held in all_held} == {by_node}
     root = world - 1
     fingerprint = Fingerprint(Kind.BROADCAST, None, DType.UINT8, (3 * root,), root, AUTO)
-    programs = nodes.programs(fingerprint)
-    exchange(programs, 2)
-    assert {bytes_of(program.held(2)) for program in programs} == {given[root]}
+    all_held = in_slots(nodes, nodes.programs(fingerprint), 2)
+    assert {bytes_of(held) for held in all_held} == {given[root]}
 
 
 # What others send
@@ -196,12 +210,12 @@ def test_of_what_is_only_moved_every_node_holds_the_whole(nodes: NodesOfALane) -
     ],
     ids=["sum", "sum of halves", "maximum of halves", "gathering", "broadcast", "barrier"],
 )
-def test_only_a_payload_of_the_size_that_a_node_sends_fits(
+def test_each_node_is_expected_to_send_what_it_has(
     fingerprint: Fingerprint, right: list[int]
 ) -> None:
     nodes = NodesOfALane(PLACEMENTS["1+2+3"])
-    for program in nodes.programs(fingerprint):
-        for node, nbytes in enumerate(right):
-            assert program.fits(node, bytearray(nbytes))
-            assert not program.fits(node, bytearray(nbytes + 1))
-            assert not nbytes or not program.fits(node, bytearray(nbytes - 1))
+    for me, program in enumerate(nodes.programs(fingerprint)):
+        expected = {
+            node: program.nbytes(start, stop) for (node, start), stop in program.expected.items()
+        }
+        assert expected == {node: size for node, size in enumerate(right) if node != me}

@@ -11,7 +11,7 @@ import torch
 
 from allfold_agent.groups.group import NodeGroup
 from allfold_agent.local.memberships import PROCESS_ENDED
-from allfold_agent.runtime.buffers import MappedMemory
+from allfold_agent.runtime.buffers import MappedMemory, SharedFile
 from allfold_core.dtypes import DType, Wire
 from allfold_core.errors import AllfoldError, from_dict
 from allfold_core.operations import Fingerprint, Kind, ReduceOp
@@ -69,6 +69,9 @@ class LocalRank:
 
     def mapping(self, segment: int) -> MappedMemory:
         raise AssertionError("no rank has memory on a GPU")
+
+    def file(self, segment: int) -> SharedFile:
+        raise AssertionError("no rank is on several nodes' lane")
 
     def send_outcome(self, outcome: Outcome) -> None:
         seq, body = outcome.seq, outcome.body or {}

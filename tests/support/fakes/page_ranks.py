@@ -12,7 +12,10 @@ from time import monotonic, sleep
 from types import SimpleNamespace
 from typing import Any
 
+import numpy.typing as npt
+
 import allfold
+from allfold._arena import Arena, host_memory
 from allfold._calls.call import EpochView
 from allfold._epochs import Epochs
 from allfold._group import Group
@@ -24,7 +27,8 @@ from allfold._session.requests import Files
 from allfold_core.group_options import GroupOptions
 from allfold_core.operations import Kind
 from allfold_core.protocol.rank_messages import Message
-from allfold_core.short_lane.page import FIRST, PageLayout
+from allfold_core.short_lane.choice import LaneRules
+from allfold_core.short_lane.page import FIRST, PageLayout, digest_of
 from tests.support.waiting import DEADLINE_SECONDS
 
 
@@ -65,8 +69,10 @@ class Silence:
 class Page:
     """A page whose words and bytes a test may change as the agent does."""
 
-    def __init__(self, ranks: int, slots: int = 8, slot_bytes: int = 4096) -> None:
-        self.layout = PageLayout(ranks, slots, slot_bytes)
+    def __init__(
+        self, ranks: int, slots: int = 8, slot_bytes: int = 4096, place_bytes: int = 0
+    ) -> None:
+        self.layout = PageLayout(ranks, slots, slot_bytes, place_bytes)
         self._descriptor = os.memfd_create("page")
         os.ftruncate(self._descriptor, self.layout.size)
         self.memory = self.mapped()
@@ -76,15 +82,31 @@ class Page:
     def mapped(self) -> mmap.mmap:
         return mmap.mmap(self._descriptor, self.layout.size)
 
+    def publish(self, seq: int, packed: bytes, result: npt.NDArray[Any], place: int = -1) -> None:
+        """Do as the agent does with the result of an op, in its slot or in a place of the page.
+
+        Args:
+            packed: the fingerprint of the call.
+        """
+        layout, slot = self.layout, seq % self.layout.slots
+        slot_start = layout.input_offset(layout.agent, slot)
+        start = slot_start if place < 0 else layout.place_offset(place)
+        self.memory[start : start + result.nbytes] = result.tobytes()
+        word = layout.post_word(layout.agent, slot)
+        if place >= 0:
+            self.words[word + 2] = place
+        self.words[word + 1] = digest_of(packed)
+        self.words[word] = seq + 1
+
     def lanes(self, rank: int, connection: Silence, placement: list[list[int]]) -> Lanes:
         """Return the lanes of a rank, which has been sent this page for epoch 0."""
         lanes = Lanes(connection, number=1)  # type: ignore[arg-type]
+        most = max(self.layout.slot_bytes, self.layout.place_bytes)
         about = {
             "placement": placement,
             "node": 0,
             "index": rank,
-            "kinds": [kind.code for kind in Kind],
-            "most_bytes": self.layout.slot_bytes,
+            **LaneRules(dict.fromkeys(Kind, most)).to_dict(),
             **self.layout.to_dict(),
         }
         files = Files(struct.pack("ii", os.dup(self._descriptor), os.eventfd(0)))
@@ -95,16 +117,23 @@ class Page:
 class Ranks:
     """The ranks of one node, each in a thread.
 
+    Args:
+        place_bytes: the longest result of an op that does not go through the slots.
+
     Attributes:
         groups: of each rank.
         connections: of each rank.
+        arenas: of each rank.
     """
 
-    def __init__(self, count: int, placement: list[list[int]] | None = None) -> None:
+    def __init__(
+        self, count: int, placement: list[list[int]] | None = None, place_bytes: int = 0
+    ) -> None:
         placement = placement or [[*range(count)]]
         size = sum(map(len, placement))
-        self.page = Page(count)
+        self.page = Page(count, place_bytes=place_bytes)
         self.connections = [Silence() for _ in range(count)]
+        self.arenas = [Arena(host_memory(lambda *_: None)) for _ in range(count)]
         self._lander = Lander()
         self.groups = [self._group(rank, size, placement) for rank in range(count)]
         self._pool = ThreadPoolExecutor(count)
@@ -116,7 +145,9 @@ class Ranks:
         membership: Any = SimpleNamespace(
             view=view,
             epochs=Epochs(view, lanes),
-            session=SimpleNamespace(connection=connection, lander=self._lander),
+            session=SimpleNamespace(
+                connection=connection, lander=self._lander, arena=self.arenas[rank]
+            ),
             number=1,
             first=0,
             timeout=DEADLINE_SECONDS,
@@ -153,8 +184,10 @@ class Ranks:
 
 
 @contextmanager
-def ranks(count: int, placement: list[list[int]] | None = None) -> Iterator[Ranks]:
-    made = Ranks(count, placement)
+def ranks(
+    count: int, placement: list[list[int]] | None = None, place_bytes: int = 0
+) -> Iterator[Ranks]:
+    made = Ranks(count, placement, place_bytes)
     try:
         yield made
     finally:

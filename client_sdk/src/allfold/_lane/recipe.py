@@ -101,7 +101,8 @@ class Recipe:
         self.is_in_slots = longest_end(fingerprint, seat.world_size) <= slot_bytes
         self.digest = digest_of(packed)
         self.stored = stored_as(fingerprint.dtype)
-        self.moves = tuple(_joined(sorted(_moves(fingerprint, seat), key=_start_of)))
+        moves = sorted(_moves(fingerprint, seat), key=lambda move: move.start)
+        self.moves = tuple(_joined(moves))
         self.numel = max((move.stop for move in self.moves), default=0)
         self.fold: Fold = copy if seat.crosses_nodes else fold_of(fingerprint, seat.world_size)
 
@@ -140,10 +141,6 @@ def _joined(moves: Iterable[Move]) -> Iterator[Move]:
         last = move
     if last is not None:
         yield last
-
-
-def _start_of(move: Move) -> int:
-    return move.start
 
 
 def _is_next(last: Move, move: Move) -> bool:

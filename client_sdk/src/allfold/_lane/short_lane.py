@@ -208,7 +208,7 @@ class RankLane:
         if not self._spin(op) or not self._is_ours(op.seq):
             return False
         with self._finishing:
-            if op.done or len(self._open) > 1:
+            if op.done or len(self._open) > 1 or self._landing:
                 return False
             plan.fold_into(outputs)
             op.in_use = False  # before it is done: it has no result in the slot
@@ -396,7 +396,7 @@ class RankLane:
         """Publish the end of the finished ops, whose slots and places may be used again."""
         end = self._next  # before the open ops: another thread may post one meanwhile
         end = next(iter(list(self._open)), end)
-        self._words[self._i_finished] = min(end, next(iter(self._landing), end))
+        self._words[self._i_finished] = min(end, next(iter(list(self._landing)), end))
 
     # What the agent says
 

@@ -233,9 +233,10 @@ class LaneLink:
         self.sent.frames += 1
         self.sent.payload_bytes += nbytes
         digest, descriptor = 0, -1
-        if place is not None and self._sent_files is not None and nbytes >= _SHARED_BYTES:
+        files = self._sent_files
+        if place is not None and files is not None and _is_shared(place, nbytes):
             kind = FrameType.SHARED
-            payload, descriptor = _range_of(self._sent_files, *place, nbytes)
+            payload, descriptor = _range_of(files, *place, nbytes)
         elif crosses_a_wire(out):
             digest = xxhash.xxh3_64_intdigest(payload)
         number, self._number = self._number, self._number + 1
@@ -416,14 +417,20 @@ class LaneLink:
         self._files = ReceivedFiles()
 
 
+def _is_shared(place: FilePlace, nbytes: int) -> bool:
+    """Return True if a payload is long enough to be read in its file, and there is one."""
+    return nbytes >= _SHARED_BYTES and place[0].file is not None
+
+
 def _range_of(
     files: SentFiles, memory: SharedMemory, start: int, nbytes: int
 ) -> tuple[bytearray, int]:
     """Say where a payload lies; returns that, and the descriptor that has to go with it, or -1."""
     slot = files.slot_of(memory)
     found = SharedRange(files.next_slot if slot is None else slot, slot is None, start, nbytes)
-    if slot is not None or memory.file is None:
+    if slot is not None:
         return bytearray(found.pack()), -1
+    assert memory.file is not None
     files.add(memory)
     return bytearray(found.pack()), memory.file
 

@@ -84,6 +84,8 @@ class LaneExchange:
         self._programs: dict[bytes, LaneProgram] = {}
         self._early: dict[int, list[EarlyFrame]] = {}  # by op
         self._published: dict[int, HeldResult] = {}  # the latest ones
+        # Of a time that is over: nodes on this machine that do not know that yet may still read it.
+        self._left: list[HeldResult] = []
         self._places: dict[int, int] = {}  # by op, those of results that may be in use
         self._far: dict[str, int] = dict.fromkeys(self._others, 0)
         self._messages: set[int] = set()  # the ops that local ranks do in the long lane
@@ -104,7 +106,7 @@ class LaneExchange:
         """Take the ops from this one on into the lane."""
         self._is_stopped = False
         self.published = first
-        self.drop_results()
+        self.drop()
         self._in_parts = {}
         self._messages = set()
         # Last of these: the lane's thread looks at it without the lock.
@@ -118,6 +120,10 @@ class LaneExchange:
         if op is not None and op.is_held:
             self._held_part = op
         self._thread.call(self._end_serving)
+
+    def end(self) -> None:
+        """Let go of all memory: all nodes have closed the lane, and it is not opened again."""
+        self._thread.call(self.drop)  # behind what close() has asked for
 
     def final_everywhere(self) -> int:
         """Return the end of the ops whose results all nodes are known to have."""
@@ -156,8 +162,7 @@ class LaneExchange:
         if self._op is not None:
             # Its memory will be used for something else.
             self._links.let_go()
-            if self._op is not self._held_part:  # else somebody is about to copy it
-                self._op.hold().release()
+            self._left.append(self._op.hold())
             self._op = None
 
     def announce(self, blocks: bool) -> None:
@@ -377,18 +382,21 @@ class LaneExchange:
         return [(seq, program) for seq, program in self._in_parts.items() if seq > floor]
 
     def take_held_part(self) -> tuple[int, HeldResult] | None:
-        """Return the op of which this node holds its part, and nobody here has it; to be released.
-
-        Once the lane is closed.
-        """
+        """Return the op of which this node holds its part, and nobody here has it; once closed."""
         op, self._held_part = self._held_part, None
         return None if op is None else (op.seq, op.hold())
 
-    def drop_results(self) -> None:
-        """Let go of all results."""
-        for each in self._published.values():
-            each.release()
+    def set_aside(self) -> None:
+        """Publish no more results that are held."""
+        self._left += self._published.values()
         self._published = {}
+
+    def drop(self) -> None:
+        """Let go of the memory of all ops, as all nodes have closed the lane."""
+        self.set_aside()
+        left, self._left = self._left, []
+        for each in left:
+            each.release()
 
     def _drop_final(self) -> None:
         since = self.final_everywhere()

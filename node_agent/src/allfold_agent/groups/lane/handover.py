@@ -78,7 +78,7 @@ class LaneHandover:
             group.results.keep_copy(seq, epoch.stamp, buffer, result.bytes.nbytes)
         for seq, program in lane.exchange.parts():
             machine.hold(seq, dict.fromkeys(sessions, epoch.call_of(program.spec)))
-        lane.exchange.drop_results()
+        lane.exchange.set_aside()
 
     def _copy(self, raw: torch.Tensor) -> Buffer:
         buffer = self._resources.buffers.take(raw.nbytes)
@@ -109,7 +109,6 @@ class LaneHandover:
                 parts, arithmetic = op.compiled.layout, op.compiled.arithmetic
                 work = arithmetic.kept(op.result.bytes, parts.held)
                 result.program.write_part(result.kept, parts, work)
-            result.release()
 
         return give
 

@@ -39,6 +39,11 @@ def _nothing() -> None:
     """Do nothing: at the end of any event the group looks again at what waits."""
 
 
+def _end_exchange(lane: NodeLane | None) -> None:
+    if lane is not None and lane.exchange is not None:
+        lane.exchange.end()
+
+
 class LaneKeeper:
     """Keeps the lane of the current epoch. With the lock of the group's ops held.
 
@@ -61,6 +66,7 @@ class LaneKeeper:
     def entered(self, epoch: GroupEpoch) -> None:
         """Make the lane of a new epoch, whose ranks need a page of their own."""
         before, self.lane = self.lane, None
+        _end_exchange(before)
         nodes, thread = epoch.record.nodes, self._resources.lane_thread
         if self._obstacle or self._group.node not in nodes:
             pass
@@ -307,6 +313,7 @@ class LaneKeeper:
 
     def end(self) -> None:
         """Close the lane for good, as the group is over on this node."""
+        _end_exchange(self.lane)
         self.lane = None
         if self._links is not None:
             self._links.close()

@@ -1,0 +1,77 @@
+"""The rules of the short lane: the ops for which it is predicted to be no slower."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from allfold_core.group_options import GroupOptions
+from allfold_core.operations import Kind
+from allfold_core.plan import Plan
+from allfold_core.pricing.lane import LONGEST_BYTES, MOST_NODES, lane_rules, lane_strategy
+from allfold_core.short_lane.choice import LaneRules
+from allfold_core.short_lane.page import SLOT_BYTES
+from allfold_core.topology import Layout, LinkModel, Member, SlowLink
+
+BETWEEN_NODES = {Kind.ALL_REDUCE, Kind.ALL_GATHER, Kind.BROADCAST, Kind.BARRIER}
+GIGABIT = LinkModel(seconds_per_byte=8e-9)
+
+
+def plan(nodes: int, links: LinkModel | None = None, **strategies: str) -> Plan:
+    members = tuple(Member(f"n{i}", "", "", (i,)) for i in range(nodes))
+    order = tuple(range(nodes))
+    return Plan("g", 1, nodes, members, order, links or LinkModel(), GroupOptions(1.0, strategies))
+
+
+def test_on_one_node_every_kind_goes_by_the_lane_up_to_a_slot() -> None:
+    assert lane_rules(plan(1, all_reduce="ring")) == LaneRules(dict.fromkeys(Kind, SLOT_BYTES))
+
+
+def test_between_nodes_only_kinds_whose_result_serves_all_nodes_do() -> None:
+    assert lane_rules(plan(2)).most_bytes.keys() == BETWEEN_NODES
+    assert lane_rules(plan(MOST_NODES)).most_bytes.keys() == BETWEEN_NODES
+    assert not lane_rules(plan(MOST_NODES + 1)).most_bytes
+
+
+def test_a_kind_for_which_the_group_has_another_strategy_does_not() -> None:
+    rules = lane_rules(plan(2, all_reduce="ring", all_gather="auto"))
+    assert rules.most_bytes.keys() == BETWEEN_NODES - {Kind.ALL_REDUCE}
+
+
+@pytest.mark.parametrize("kind", [each for each in Kind if each in BETWEEN_NODES])
+def test_between_two_nodes_ops_of_many_slots_go_by_the_lane(kind: Kind) -> None:
+    assert lane_rules(plan(2)).most_bytes[kind] == LONGEST_BYTES
+
+
+def test_on_a_slow_line_only_what_is_not_longer_there_than_the_lane_saves() -> None:
+    """A broadcast leaves the root once for each other node; along a chain it leaves it once."""
+    rules = [lane_rules(plan(nodes, GIGABIT)) for nodes in (2, 3, 4, 8)]
+    broadcasts = [each.most_bytes[Kind.BROADCAST] for each in rules]
+    assert broadcasts[0] == LONGEST_BYTES
+    assert broadcasts == sorted(broadcasts, reverse=True)
+    assert broadcasts[-1] == SLOT_BYTES
+    free = lane_rules(plan(4, LinkModel(seconds_per_byte=0.0)))
+    assert free.most_bytes[Kind.BROADCAST] == LONGEST_BYTES
+
+
+def test_where_links_are_slow_enough_for_a_detour_a_slot_is_the_longest() -> None:
+    made = plan(3)
+    made = replace(made, layout=Layout(slow=(SlowLink("n0", "n1", 1e-6),)))
+    assert lane_rules(made) == LaneRules(dict.fromkeys(BETWEEN_NODES, SLOT_BYTES))
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 4, 8])
+def test_a_sum_is_spread_over_the_nodes_from_some_size_on(nodes: int) -> None:
+    made = plan(nodes)
+    names = [lane_strategy(Kind.ALL_REDUCE, made, 1 << exponent) for exponent in range(25)]
+    assert names[0] == "direct"
+    assert [pair for pair in pairwise(names) if len({*pair}) > 1] == [("direct", "direct2")]
+
+
+def test_what_is_only_moved_has_one_strategy() -> None:
+    for nbytes in (0, 100, LONGEST_BYTES):
+        assert lane_strategy(Kind.ALL_GATHER, plan(4), nbytes) == "direct"
+        assert lane_strategy(Kind.BROADCAST, plan(4), nbytes) == "centralized"
+        assert lane_strategy(Kind.BARRIER, plan(4), nbytes) == "direct"
