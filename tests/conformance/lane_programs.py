@@ -100,7 +100,7 @@ def burst_in_parts(group: allfold.Group, count: int) -> int:
     """A burst of ops of whose results each rank has a part; how many were right."""
     rank, size = group.rank, group.world_size
     own = np.arange(size, dtype=np.int64)
-    everybody = [own + 10 * each for each in range(size)]
+    everybody = np.stack([own + 10 * each for each in range(size)])
     right: list[Any] = []
     works: list[Any] = []
     for number in range(count):
@@ -108,18 +108,18 @@ def burst_in_parts(group: allfold.Group, count: int) -> int:
         match number % 5:
             case 0:
                 works.append(group.reduce(own + 10 * rank, root, async_op=True))
-                right.append(sum(everybody) if rank == root else None)
+                right.append(everybody.sum(0) if rank == root else None)
             case 1:
                 works.append(group.gather(own + 10 * rank, root=root, async_op=True))
-                right.append(np.stack(everybody) if rank == root else None)
+                right.append(everybody if rank == root else None)
             case 2:
-                rows = np.stack(everybody) + number if rank == root else None
+                rows = everybody + number if rank == root else None
                 out = np.empty(size, np.int64)
                 works.append(group.scatter(out, rows, root=root, async_op=True))
                 right.append(everybody[rank] + number)
             case 3:
                 works.append(group.reduce_scatter(own + 10 * rank, async_op=True))
-                right.append(sum(everybody)[rank : rank + 1])
+                right.append(everybody.sum(0)[rank : rank + 1])
             case _:
                 works.append(group.all_to_all(own + 10 * rank, async_op=True))
                 right.append(rank + 10 * np.arange(size))

@@ -15,7 +15,6 @@ from allfold_core.short_lane.choice import LaneRules
 from allfold_core.short_lane.page import SLOT_BYTES
 from allfold_core.topology import Layout, LinkModel, Member, SlowLink
 
-BETWEEN_NODES = {Kind.ALL_REDUCE, Kind.ALL_GATHER, Kind.BROADCAST, Kind.BARRIER}
 GIGABIT = LinkModel(seconds_per_byte=8e-9)
 
 
@@ -29,18 +28,18 @@ def test_on_one_node_every_kind_goes_by_the_lane_up_to_a_slot() -> None:
     assert lane_rules(plan(1, all_reduce="ring")) == LaneRules(dict.fromkeys(Kind, SLOT_BYTES))
 
 
-def test_between_nodes_only_kinds_whose_result_serves_all_nodes_do() -> None:
-    assert lane_rules(plan(2)).most_bytes.keys() == BETWEEN_NODES
-    assert lane_rules(plan(MOST_NODES)).most_bytes.keys() == BETWEEN_NODES
+def test_between_nodes_every_kind_does_too_on_so_many_nodes_at_most() -> None:
+    assert lane_rules(plan(2)).most_bytes.keys() == set(Kind)
+    assert lane_rules(plan(MOST_NODES)).most_bytes.keys() == set(Kind)
     assert not lane_rules(plan(MOST_NODES + 1)).most_bytes
 
 
 def test_a_kind_for_which_the_group_has_another_strategy_does_not() -> None:
     rules = lane_rules(plan(2, all_reduce="ring", all_gather="auto"))
-    assert rules.most_bytes.keys() == BETWEEN_NODES - {Kind.ALL_REDUCE}
+    assert rules.most_bytes.keys() == set(Kind) - {Kind.ALL_REDUCE}
 
 
-@pytest.mark.parametrize("kind", [each for each in Kind if each in BETWEEN_NODES])
+@pytest.mark.parametrize("kind", list(Kind))
 def test_between_two_nodes_ops_of_many_slots_go_by_the_lane(kind: Kind) -> None:
     assert lane_rules(plan(2)).most_bytes[kind] == LONGEST_BYTES
 
@@ -59,7 +58,7 @@ def test_on_a_slow_line_only_what_is_not_longer_there_than_the_lane_saves() -> N
 def test_where_links_are_slow_enough_for_a_detour_a_slot_is_the_longest() -> None:
     made = plan(3)
     made = replace(made, layout=Layout(slow=(SlowLink("n0", "n1", 1e-6),)))
-    assert lane_rules(made) == LaneRules(dict.fromkeys(BETWEEN_NODES, SLOT_BYTES))
+    assert lane_rules(made) == LaneRules(dict.fromkeys(Kind, SLOT_BYTES))
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 4, 8])

@@ -13,7 +13,7 @@ from allfold_agent.edges.lane_link import FilePlace, Payload
 from allfold_agent.groups.epoch import GroupEpoch
 from allfold_agent.groups.lane.exchange import LaneExchange
 from allfold_agent.groups.lane.links import LaneLinks
-from allfold_agent.groups.lane.program import SharedBytes
+from allfold_agent.groups.lane.op_memory import SharedBytes
 from allfold_agent.groups.outcomes import OpTable
 from allfold_agent.runtime.buffers import BufferPool, SharedFile
 from allfold_agent.runtime.lane_thread import LaneThread
@@ -192,6 +192,7 @@ class Exchanges:
             cast(LaneThread, self.threads[node]),
             self.troubles[node].append,
             lambda: None,
+            lambda: -1,
         )
 
     def open(self, first: int = FIRST, nodes: Sequence[int] | None = None) -> None:

@@ -15,8 +15,9 @@ import torch
 
 from allfold._lane.recipe import PageSeat, Recipe
 from allfold_agent.compilation.op_spec import OpSpec, OpSpecs
+from allfold_agent.groups.lane.op_memory import OpMemory, Outgoing
 from allfold_agent.groups.lane.page import AgentPage, NextPost
-from allfold_agent.groups.lane.program import LaneProgram, OpMemory, Outgoing
+from allfold_agent.groups.lane.program import LaneProgram
 from allfold_agent.groups.lane.under_way import OpUnderWay
 from allfold_core.operations import Fingerprint
 from allfold_core.plan import Plan

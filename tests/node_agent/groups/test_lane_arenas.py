@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
-import torch
 
 from allfold_agent.execution.op import RankEndpoint
 from allfold_agent.groups.epoch import GroupEpoch, NodeResources
 from allfold_agent.groups.group import NodeGroup
 from allfold_agent.groups.lane.exchange import LaneExchange
 from allfold_agent.groups.lane.keeper import LaneKeeper
-from allfold_agent.groups.lane.short_lane import NodeLane, PostingRank
-from allfold_agent.runtime.buffers import SharedFile
+from allfold_agent.groups.lane.short_lane import NodeLane
+from allfold_agent.runtime.rank_arena import RankArena
 from allfold_core.dtypes import DType
-from allfold_core.errors import InvalidArgument
 from allfold_core.operations import AUTO, Fingerprint, Kind, ReduceOp
 from allfold_core.pricing.lane import LONGEST_BYTES
 from allfold_core.protocol.rank_messages import Region
@@ -28,23 +28,15 @@ from tests.node_agent.groups.lane_nodes import NodesOfALane, Placement
 ARENA = Region(3, 128)
 
 
-class Arena:
-    """The connection of a rank whose arena has one segment, of 1000 bytes."""
-
-    def __init__(self) -> None:
-        self.segment = torch.arange(1000, dtype=torch.int64).to(torch.uint8)
-        self.segment_file = SharedFile(None)
-
-    def memory(self, region: Region, nbytes: int) -> torch.Tensor:
-        if nbytes == 0:
-            return torch.empty(0, dtype=torch.uint8)
-        if region.segment != ARENA.segment or region.offset + nbytes > 1000:
-            raise InvalidArgument("not in the arena")
-        return self.segment[region.offset : region.offset + nbytes]
-
-    def file(self, segment: int) -> SharedFile:
-        assert segment == ARENA.segment
-        return self.segment_file
+def arena_of_one_segment() -> RankArena:
+    """An arena of 4096 bytes."""
+    arena = RankArena()
+    descriptor = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, 4096)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    arena.add(ARENA.segment, 4096, descriptor)
+    os.close(descriptor)
+    return arena
 
 
 class OneRank:
@@ -57,9 +49,9 @@ class OneRank:
         exchange = SimpleNamespace(open=lambda _: None, published=0)
         make = (lambda *_: cast(LaneExchange, exchange)) if len(placement) > 1 else None
         self.lane = NodeLane(cast(GroupEpoch, epoch), "node0", make)
-        self.arena = Arena()
-        self.endpoint = cast(RankEndpoint, self.arena)
-        self.lane.hand_to(self.lane.sessions[0], self.endpoint, 0)
+        self.arena = arena_of_one_segment()
+        connection = cast(RankEndpoint, SimpleNamespace(send_outcome=None, send=None))
+        self.lane.hand_to(self.lane.sessions[0], connection, self.arena, 0)
         self.nodes.use(0, self.lane.page)
 
 
@@ -71,12 +63,12 @@ def one() -> OneRank:
 def test_an_input_is_where_its_rank_says_and_in_the_file_of_that_segment(one: OneRank) -> None:
     found = one.lane.rank_input(0, ARENA, 50)
     assert found is not None
-    assert found.memory.data_ptr() == one.arena.segment[128:].data_ptr()
+    assert found.memory.data_ptr() == one.arena.memory(ARENA, 50).data_ptr()
     assert len(found.memory) == 50
-    assert (found.file, found.place) == (one.arena.segment_file, 128)
+    assert (found.file, found.place) == (one.arena.file(ARENA.segment), 128)
 
 
-@pytest.mark.parametrize("region", [Region(4, 0), Region(3, 980)], ids=["segment", "end"])
+@pytest.mark.parametrize("region", [Region(4, 0), Region(3, 4090)], ids=["segment", "end"])
 def test_an_input_of_which_the_arena_is_not_known_yet_is_none(one: OneRank, region: Region) -> None:
     assert one.lane.rank_input(0, region, 50) is None
 
@@ -104,9 +96,9 @@ def test_a_long_op_that_is_taken_over_has_its_input_and_its_result_in_the_arena(
     one.lane.open(20)
     long, short = one.lane.take_over()
     assert (long.message.seq, short.message.seq) == (5, 6)
-    assert long.endpoint is one.endpoint
     assert (long.message.source, long.message.target) == (ARENA, ARENA)
-    assert isinstance(short.endpoint, PostingRank)
+    place = long.endpoint.memory(ARENA, 50).data_ptr()
+    assert place == one.arena.memory(ARENA, 50).data_ptr(), "also once its connection has ended"
     layout = one.lane.page.layout
     assert short.message.source == Region(0, layout.input_offset(0, 6))
     assert short.message.target == Region(0, layout.output_offset(0, 6))

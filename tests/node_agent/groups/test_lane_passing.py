@@ -14,6 +14,7 @@ from allfold_agent.groups.group import NodeGroup
 from allfold_agent.groups.lane.keeper import LaneKeeper
 from allfold_agent.groups.lane.page import Post
 from allfold_agent.groups.lane.short_lane import NodeLane
+from allfold_agent.runtime.rank_arena import RankArena
 from allfold_core.dtypes import DType
 from allfold_core.operations import AUTO, Fingerprint, Kind
 from allfold_core.survival.plans import first_epoch
@@ -105,7 +106,8 @@ def test_an_op_that_was_posted_as_the_lane_was_closed_is_not_passed_before_it_is
 def lane_of_one_rank(nodes: NodesOfALane) -> NodeLane:
     epoch = SimpleNamespace(plan=nodes.plan, record=first_epoch(nodes.plan), ordinal=0)
     lane = NodeLane(cast(GroupEpoch, epoch), "node0")
-    lane.hand_to(lane.sessions[0], cast(RankEndpoint, None), 0)
+    connection = cast(RankEndpoint, SimpleNamespace(send_outcome=None, send=None))
+    lane.hand_to(lane.sessions[0], connection, RankArena(), 0)
     nodes.use(0, lane.page)
     return lane
 
@@ -128,7 +130,7 @@ def test_several_misfits_of_one_opening_keep_the_lane_closed_no_longer_than_one(
         (rank,) = local.ranks
         lane = rank.group.lanes.lane
         assert lane is not None
-        lane.hand_to(rank.session, rank, 0)
+        lane.hand_to(rank.session, rank, RankArena(), 0)
         lane.open(0)
         for seq in range(5, 50):
             lane.note_misfit(seq)

@@ -55,7 +55,7 @@ def in_slots(nodes: NodesOfALane, programs: Sequence[LaneProgram], slot: int) ->
         program.in_slot(page, slot) for program, page in zip(programs, nodes.pages, strict=True)
     ]
     exchange(programs, memories)
-    return [memory.kept for memory in memories]
+    return [memory.kept.tensor for memory in memories]
 
 
 def check(nodes: NodesOfALane, fingerprint: Fingerprint, case: Collective, slot: int) -> None:
@@ -110,7 +110,7 @@ def test_a_barrier_sends_empty_frames_and_holds_nothing(nodes: NodesOfALane) -> 
     count = len(programs)
     assert len({(frame.source, frame.to) for frame in frames}) == len(frames) == count * (count - 1)
     assert not any(frame.payload for frame in frames)
-    assert not any(memory.kept.numel() for memory in memories)
+    assert not any(memory.kept.tensor.numel() for memory in memories)
 
 
 # Numbers that are not exact
@@ -175,9 +175,11 @@ def test_what_is_held_of_an_op_stays_while_later_ones_use_other_slots(
         for slot in range(8):
             random_inputs(nodes, DType.FLOAT32, slot)
             in_slots(nodes, programs, slot)
-            held.append(bytes_of(programs[0].in_slot(nodes.pages[0], slot).kept))
+            held.append(bytes_of(programs[0].in_slot(nodes.pages[0], slot).kept.tensor))
         assert len(set(held)) == 8
-        again = [bytes_of(programs[0].in_slot(nodes.pages[0], slot).kept) for slot in range(8)]
+        again = [
+            bytes_of(programs[0].in_slot(nodes.pages[0], slot).kept.tensor) for slot in range(8)
+        ]
         assert again == held
 
 
