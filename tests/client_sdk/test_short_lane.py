@@ -130,7 +130,7 @@ def test_a_rank_posts_nothing_while_the_agent_has_to_read_a_message_of_it(two: R
 def test_a_rank_that_waits_for_the_reader_is_woken(
     two: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("allfold._lane.short_lane._READ_SECONDS", 30.0)
+    monkeypatch.setattr("allfold._lane.lane_page._READ_SECONDS", 30.0)
     lane, layout, words = two.lane(0), two.page.layout, two.page.words
     lane.note_message(4, LONG)
     with ThreadPoolExecutor(1) as pool:

@@ -9,7 +9,7 @@ from threading import Lock
 from time import monotonic
 from typing import Any
 
-from allfold._calls.call import EpochView, P2PCall, RankCall
+from allfold._calls.call import EpochView, P2PCall, RankCall, is_for_this_rank
 from allfold._calls.template import Filled
 from allfold._lane.lane_op import LaneOp
 from allfold._lane.recipe import Recipe
@@ -23,10 +23,7 @@ from allfold._work import Work
 from allfold_core.errors import (
     AgentLost,
     AllfoldError,
-    ArenaExhausted,
-    GpuFailed,
     InvalidArgument,
-    LocalError,
 )
 from allfold_core.protocol.rank_messages import (
     FIRST_PAIR,
@@ -39,15 +36,6 @@ from allfold_core.protocol.rank_messages import (
 
 _TIDY_EVERY = 64
 _LONGEST_REASON = 2000
-_OF_LIBRARIES = (
-    ArithmeticError,
-    AttributeError,
-    BufferError,
-    LookupError,
-    MemoryError,
-    RuntimeError,
-    ValueError,
-)
 
 
 class CallChannel:
@@ -257,7 +245,7 @@ class CallChannel:
             call: the name of the collective.
         """
         group, connection = self._membership, self._connection
-        if not _is_for_this_rank(error) or group.left or not connection.is_usable:
+        if not is_for_this_rank(error) or group.left or not connection.is_usable:
             return
         reason = error.message if isinstance(error, AllfoldError) else repr(error)
         body = {"number": group.number, "call": call, "reason": reason[:_LONGEST_REASON]}
@@ -405,16 +393,3 @@ class CallChannel:
         """Leave the tensors of what is in flight alone: a result ends in this error."""
         for work in self.in_flight():
             work.disclaim(error)
-
-
-def _is_for_this_rank(error: BaseException) -> bool:
-    """Return True for an error of one call, of which no other rank hears.
-
-    Of exceptions that are not Allfold's, those of libraries that do not cope with an argument.
-    Others are the program's: a ``TypeError`` is that of a function that was called wrongly, so not
-    at all, and a time limit, or what else a signal's handler raises, may come up anywhere.
-    """
-    if isinstance(error, AllfoldError):
-        is_local = isinstance(error, LocalError | ArenaExhausted | GpuFailed)
-        return is_local and not isinstance(error, TypeError)
-    return isinstance(error, _OF_LIBRARIES)

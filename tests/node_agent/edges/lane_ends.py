@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 import xxhash
 
-from allfold_agent.edges.lane_link import FilePlace, LaneLink, Payload, Payloads
+from allfold_agent.groups.lane.incoming import LaneIn, Payloads
+from allfold_agent.groups.lane.link import LaneLink
+from allfold_agent.groups.lane.outgoing import FilePlace, LaneOut, Payload
 from allfold_agent.runtime.lane_thread import LaneThread
 from allfold_core.protocol.frames import FrameHeader, FrameType
 from tests.node_agent.in_lane import in_thread
@@ -52,6 +54,16 @@ class End:
     def payloads(self) -> list[bytes]:
         return [payload for _, _, payload in self.frames]
 
+    @property
+    def sending(self) -> LaneOut:
+        assert self.link.outgoing is not None
+        return self.link.outgoing
+
+    @property
+    def receiving(self) -> LaneIn:
+        assert self.link.incoming is not None
+        return self.link.incoming
+
     def take_out(self, connected: socket.socket) -> None:
         in_thread(self.thread, lambda: self.link.take_out(connected))
 
@@ -62,14 +74,17 @@ class End:
         def send() -> None:
             for seq, payload in enumerate(payloads):
                 memory = memoryview(payload)
-                self.link.send(seq, STAMP, FINGERPRINT, seq % 3, 10 * seq, memory)
+                if self.link.outgoing is not None:  # else it has ended
+                    self.sending.send(seq, STAMP, FINGERPRINT, seq % 3, 10 * seq, memory)
 
         in_thread(self.thread, send)
 
     def send_from(self, place: FilePlace, payload: bytes | bytearray, seq: int = 0) -> None:
         """Send a payload that a node on this machine may read in a file."""
         memory = memoryview(payload)
-        in_thread(self.thread, lambda: self.link.send(seq, STAMP, FINGERPRINT, 0, 0, memory, place))
+        in_thread(
+            self.thread, lambda: self.sending.send(seq, STAMP, FINGERPRINT, 0, 0, memory, place)
+        )
 
     def has_broken(self) -> bool:
         """Return True if a connection has ended, once the thread has done all that it can."""

@@ -8,7 +8,9 @@ import socket
 import pytest
 import xxhash
 
-from allfold_agent.edges.lane_link import LONGEST_PAYLOAD, LaneDoor, Payload
+from allfold_agent.groups.lane.incoming import LONGEST_PAYLOAD
+from allfold_agent.groups.lane.link import LaneDoor
+from allfold_agent.groups.lane.outgoing import Payload
 from allfold_agent.runtime.lane_thread import LaneThread
 from allfold_core.errors import PeerLost
 from allfold_core.protocol.frames import HEADER_SIZE, FrameHeader, FrameType
@@ -98,7 +100,7 @@ def test_a_frame_that_comes_in_pieces_is_taken_once_it_is_whole(
     receiver.take_in(far)
     data = frame(b"first") + frame(b"second", 1)
     near.sendall(data[:cut])
-    wait_until(lambda: in_thread(thread, lambda: receiver.link._filled) == cut, "it is read")
+    wait_until(lambda: in_thread(thread, lambda: receiver.receiving._filled) == cut, "it is read")
     assert not receiver.frames
     near.sendall(data[cut:])
     wait_until(lambda: len(receiver.frames) == 2, "both have come")
@@ -169,7 +171,7 @@ def test_both_ends_are_told_when_the_other_one_closes(thread: LaneThread, pair: 
 def test_the_log_has_a_break_and_its_end(
     thread: LaneThread, pair: MakePair, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "allfold_agent.edges")
+    caplog.set_level("INFO", "allfold_agent.groups.lane")
     near, far = pair()
     sender = End(thread)
     sender.take_out(near)

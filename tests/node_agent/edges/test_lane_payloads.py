@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from allfold_agent.edges.lane_link import LONGEST_PAYLOAD, Payload, Payloads
+from allfold_agent.groups.lane.incoming import LONGEST_PAYLOAD, Payloads
+from allfold_agent.groups.lane.outgoing import Payload
 from allfold_agent.runtime.lane_thread import LaneThread
 from allfold_core.protocol.frames import HEADER_SIZE
 from tests.node_agent.edges.lane_ends import End, MakePair, frame, joined
@@ -24,7 +25,7 @@ def begin_to_fill(receiver: End, data: bytes) -> None:
     """Await that a long frame has come up to the end of what was sent of it."""
 
     def got() -> int:
-        incoming = receiver.link._incoming
+        incoming = receiver.receiving._long
         return -1 if incoming is None else incoming.got
 
     wait_until(lambda: in_thread(receiver.thread, got) == len(data) - HEADER_SIZE, "it is read")
@@ -82,7 +83,7 @@ def test_half_a_long_frame_of_an_old_connection_is_not_put_before_those_of_the_n
     receiver = End(thread)
     receiver.take_in(far)
     near.sendall(frame(content(0))[:100_000])
-    wait_until(lambda: in_thread(thread, lambda: receiver.link._incoming), "it has begun")
+    wait_until(lambda: in_thread(thread, lambda: receiver.receiving._long), "it has begun")
     near, far = pair()
     receiver.take_in(far)
     near.sendall(frame(b"whole", 1) + frame(content(2), 2))

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 from allfold import _tensors
 from allfold._tensors import TensorView
 from allfold_core.dtypes import Alias, DType
-from allfold_core.errors import InvalidArgument
+from allfold_core.errors import AllfoldError, ArenaExhausted, GpuFailed, InvalidArgument, LocalError
 from allfold_core.operations import Fingerprint
 from allfold_core.protocol.rank_messages import Message
 from allfold_core.verdict import counted, numbering
@@ -197,3 +197,27 @@ class P2PCall(RankCall):
     kind: Message
     peer: int
     tag: int
+
+
+_OF_LIBRARIES = (
+    ArithmeticError,
+    AttributeError,
+    BufferError,
+    LookupError,
+    MemoryError,
+    RuntimeError,
+    ValueError,
+)
+
+
+def is_for_this_rank(error: BaseException) -> bool:
+    """Return True for an error of one call, of which no other rank hears.
+
+    Of exceptions that are not Allfold's, those of libraries that do not cope with an argument.
+    Others are the program's: a ``TypeError`` is that of a function that was called wrongly, so not
+    at all, and a time limit, or what else a signal's handler raises, may come up anywhere.
+    """
+    if isinstance(error, AllfoldError):
+        is_local = isinstance(error, LocalError | ArenaExhausted | GpuFailed)
+        return is_local and not isinstance(error, TypeError)
+    return isinstance(error, _OF_LIBRARIES)

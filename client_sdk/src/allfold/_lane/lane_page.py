@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from threading import Lock, RLock
+from time import monotonic
 from typing import TypeVarTuple
 
 import numpy as np
@@ -19,6 +20,12 @@ from allfold_core.protocol.rank_messages import Region
 from allfold_core.short_lane.page import WORD, PageLayout, PostHeader, write_again, write_header
 
 Given = TypeVarTuple("Given")
+
+SPINS = 50
+"""So often a rank looks before it blocks: some tens of microseconds where nothing else wants the
+processor."""
+# How long a rank waits until the agent has read what it has sent, before it sends more.
+_READ_SECONDS = 0.01
 
 
 class RankPage:
@@ -198,3 +205,63 @@ class BlockingTurn:
         self._page.words[self._announced] = 0
         with suppress(RuntimeError):  # this thread has not got the lock, or has given it back
             self._turn.release()
+
+
+class MessageGate:
+    """Keeps a rank from posting while the agent has not read a message that it has sent.
+
+    Args:
+        read: the word that says what the agent has read.
+        turn: to block on the page.
+
+    Attributes:
+        unread: the op of the last message, unless the agent is known to have read that; -1 for
+            none.
+    """
+
+    def __init__(self, page: RankPage, read: int, turn: BlockingTurn) -> None:
+        self.unread = -1
+        self._words = page.words
+        self._read = read
+        self._turn = turn
+
+    def is_open(self) -> bool:
+        """Return True once the agent has read all messages; wait a moment for that."""
+        if self.unread < 0:
+            return True
+        words, word, spins, deadline = self._words, self._read, SPINS, 0.0
+        while words[word] <= self.unread:
+            if spins:
+                spins -= 1
+                os.sched_yield()
+                continue
+            now = monotonic()
+            deadline = deadline or now + _READ_SECONDS
+            if now >= deadline:
+                return False
+            if not self._turn.take(
+                0.0, self._turn.block, word, lambda read: read <= self.unread, deadline - now
+            ):
+                os.sched_yield()
+        self.unread = -1
+        return True
+
+
+class FinishedOps:
+    """The ops that all have finished who read this rank's slots.
+
+    Args:
+        words: by which they say so.
+    """
+
+    def __init__(self, page: RankPage, words: list[int]) -> None:
+        self._page_words = page.words
+        self._words = words
+        self._end = 0  # as it was when somebody looked last
+
+    def by_all(self, seq: int) -> bool:
+        """Return True if all have finished an op."""
+        if seq >= self._end:
+            words = self._page_words
+            self._end = min([words[word] for word in self._words], default=seq + 1)
+        return seq < self._end

@@ -43,7 +43,7 @@ class Lanes:
         rules = LaneRules.from_dict(about)
         lane = RankLane(page, self._connection, self._number, epoch, seat, rules)
         # Before the lane can be found: no post may overtake a message that is still to be read.
-        lane.unread = self._last_message
+        lane.gate.unread = self._last_message
         used = {each: old for each, old in self._by_epoch.items() if old.open_ops()}
         self._by_epoch = {**used, epoch: lane}
 

@@ -15,7 +15,15 @@ from typing import Any
 
 from allfold._lane.folding import Elements
 from allfold._lane.lane_op import LONGEST_ASK_SECONDS, Ends, LaneOp
-from allfold._lane.lane_page import BlockingTurn, PageWords, PostHeaders, RankPage
+from allfold._lane.lane_page import (
+    SPINS,
+    BlockingTurn,
+    FinishedOps,
+    MessageGate,
+    PageWords,
+    PostHeaders,
+    RankPage,
+)
 from allfold._lane.recipe import PageSeat, Recipe, Recipes, SlotPlan
 from allfold._session.connection import AgentConnection
 from allfold_core.errors import AgentLost
@@ -23,10 +31,6 @@ from allfold_core.protocol.rank_messages import Message, Outcome
 from allfold_core.short_lane.choice import LaneRules
 from allfold_core.short_lane.page import FIRST, HELD, SINCE, write_ends
 
-# Some tens of microseconds where nothing else wants the processor.
-_SPINS = 50
-# How long a rank waits until the agent has read what it has sent, before it sends more.
-_READ_SECONDS = 0.01
 # How long a rank blocks before it looks at the world around it.
 _GLANCE_SECONDS = 0.02
 _SEND_SECONDS = 5.0
@@ -44,8 +48,7 @@ class RankLane:
     Attributes:
         page: the memory.
         recipes: how ops are done here.
-        unread: the last op that this rank has sent as a message, unless the agent is known to have
-            read that; -1 for none.
+        gate: is closed while the agent has not read a message of this rank.
     """
 
     def __init__(
@@ -59,16 +62,14 @@ class RankLane:
     ) -> None:
         self.epoch = epoch
         self.page = page
-        self.unread = -1
         self.recipes = Recipes(page, seat, rules)
         self._words = page.words
         self.connection = connection
         self._number, self._seat, self._world_size = number, seat, seat.world_size
         at = PageWords(page.layout, page.index, crosses_nodes=seat.crosses_nodes)
         self._others, self._locals, self._mine = at.others, at.locals, at.mine
-        self._waiting, self._read = at.waiting, at.read
-        self._finished, self._i_finished = at.finished, at.i_finished
-        self._finished_by_all = 0  # as it was when somebody looked last
+        self._waiting, self._i_finished = at.waiting, at.i_finished
+        self._finished = FinishedOps(page, at.finished)
         self._in_slot: list[LaneOp | None] = [None] * page.layout.slots
         self._headers = PostHeaders(page, epoch)
         self._open: dict[int, LaneOp] = {}  # in the order of their numbers
@@ -77,6 +78,7 @@ class RankLane:
         self._last_misfit = -1
         self._finishing = RLock()
         self._turn = BlockingTurn(page, at.i_wait)
+        self.gate = MessageGate(page, at.read, self._turn)
 
     # Posting
 
@@ -85,39 +87,14 @@ class RankLane:
         first = self._words[FIRST]
         if first > seq or first <= self._last_misfit or self.connection.lost is not None:
             return -1
-        if self.unread >= 0 and not self._await_reader():
+        if not self.gate.is_open():
             return -1
         slot = seq % len(self._in_slot)
         before = self._in_slot[slot]
         if before is None:
             return slot
-        is_free = before.done and not before.in_use and self._is_finished_by_all(before.seq)
+        is_free = before.done and not before.in_use and self._finished.by_all(before.seq)
         return slot if is_free else -1
-
-    def _is_finished_by_all(self, seq: int) -> bool:
-        if seq >= self._finished_by_all:
-            words = self._words
-            self._finished_by_all = min([words[word] for word in self._finished], default=seq + 1)
-        return seq < self._finished_by_all
-
-    def _await_reader(self) -> bool:
-        """Wait a moment until the agent has read all messages of before; return True if it has."""
-        words, word, spins, deadline = self._words, self._read, _SPINS, 0.0
-        while words[word] <= self.unread:
-            if spins:
-                spins -= 1
-                os.sched_yield()
-                continue
-            now = monotonic()
-            deadline = deadline or now + _READ_SECONDS
-            if now >= deadline:
-                return False
-            if not self._turn.take(
-                0.0, self._turn.block, word, lambda read: read <= self.unread, deadline - now
-            ):
-                os.sched_yield()
-        self.unread = -1
-        return True
 
     def note_message(self, seq: int, packed: bytes | None) -> None:
         """Note that this rank sends an op as a message.
@@ -128,7 +105,7 @@ class RankLane:
         Args:
             packed: its fingerprint; ``None`` of an op that this rank cannot call.
         """
-        self.unread = seq
+        self.gate.unread = seq
         if packed is None or self.recipes.of(packed) is not None:
             self._last_misfit = seq
         if not self._open:
@@ -247,12 +224,8 @@ class RankLane:
         return condition()
 
     def _spin(self, op: LaneOp) -> bool:
-        """Wait for the posts of the others without blocking, for a moment.
-
-        Returns:
-            True if all have posted the same call.
-        """
-        words, seq, spins = self._words, op.seq, _SPINS
+        """Wait a moment, without blocking; return True if all have posted the same call."""
+        words, seq, spins = self._words, op.seq, SPINS
         posted, digest = seq + 1, op.recipe.digest
         for word in self._others[op.slot]:
             while words[word] != posted:
@@ -346,12 +319,10 @@ class RankLane:
 
     def _is_ours(self, seq: int) -> bool:
         """Return True if the ranks finish an op, all of whose posts were seen before this."""
+        if self._seat.crosses_nodes:  # what the agent has posted is final
+            return True
         words = self._words
-        return (
-            words[FIRST] <= seq
-            or words[HELD] > seq >= words[SINCE]
-            or self._seat.crosses_nodes  # what the agent has posted is final
-        )
+        return words[FIRST] <= seq or words[HELD] > seq >= words[SINCE]
 
     def _finish_through(self, last: LaneOp) -> None:
         """Finish the open ops up to one, in order, as far as the ranks finish them."""

@@ -8,12 +8,12 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from allfold_agent.edges.edges import Edges
-from allfold_agent.edges.lane_link import LaneDoor
 from allfold_agent.edges.members import GroupLife
 from allfold_agent.edges.opening import EdgeRequest, Traffic
 from allfold_agent.edges.out_edge import OutEdge
 from allfold_agent.execution.op_edges import OpReceiver
 from allfold_agent.groups.epoch import NodeResources
+from allfold_agent.groups.lane.link import LaneDoor
 from allfold_agent.p2p.engine import P2PEngine
 from allfold_agent.runtime.threads import start_thread
 from allfold_core.errors import AllfoldError, LocalError, PeerLost, PeerSentIncoherentTensor

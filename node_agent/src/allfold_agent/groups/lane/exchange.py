@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from time import monotonic
 
-from allfold_agent.edges.lane_link import Payload
 from allfold_agent.groups.epoch import GroupEpoch
 from allfold_agent.groups.lane.links import LaneLinks
 from allfold_agent.groups.lane.op_memory import Outgoing, SharedBytes
+from allfold_agent.groups.lane.outgoing import Payload
 from allfold_agent.groups.lane.page import AgentPage, NextPost
 from allfold_agent.groups.lane.program import LaneProgram
 from allfold_agent.groups.lane.under_way import EarlyFrame, HeldResult, OpUnderWay
@@ -38,11 +38,9 @@ that part of the arena is not known here."""
 
 
 class LaneExchange:
-    """One epoch's exchange on one node.
+    """One epoch's exchange on one node, for the local ranks of a page.
 
     Args:
-        page: of the local ranks.
-        links: to the other nodes.
         trouble: called when an op cannot be done in the lane; from the lane's thread.
         on_published: called when the local ranks have a result; from the lane's thread.
         floor: returns the last op up to which all are known to be final on all nodes.
@@ -241,7 +239,7 @@ class LaneExchange:
             op.is_held = True
         behind, stamp = op.seq - self.published, self._epoch.packed_stamp
         for name in self._others:
-            link = self._links.to(name)
+            link = self._links.sender_to(name)
             if link is not None:
                 link.send(op.seq, stamp, op.digest, behind, 0, bytearray(), kind=FrameType.SIGNAL)
         return True
@@ -279,7 +277,7 @@ class LaneExchange:
     def _send(self, op: OpUnderWay, frames: Iterable[Outgoing]) -> None:
         behind, stamp = op.seq - self.published, self._epoch.packed_stamp
         for node, start, payload, place in frames:
-            link = self._links.to(self._names[node])
+            link = self._links.sender_to(self._names[node])
             if link is not None:
                 link.send(op.seq, stamp, op.digest, behind, start, payload, place)
 
@@ -311,10 +309,7 @@ class LaneExchange:
         return True
 
     def _note_part(self, op: OpUnderWay) -> None:
-        """Remember that the local ranks have their parts: other nodes may have to know.
-
-        Also long after all have theirs, while earlier ops of the long lane are open.
-        """
+        """Remember that local ranks have their parts: a round may ask until all before is over."""
         if len(self._in_parts) >= _MOST_PARTS:
             floor = self._floor()
             self._in_parts = {seq: each for seq, each in self._in_parts.items() if seq > floor}

@@ -14,11 +14,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from allfold_agent.edges.connections import EdgeCounters
-from allfold_agent.edges.lane_link import LaneDoor
 from allfold_agent.edges.opening import EdgeRequest
 from allfold_agent.groups.epoch import GroupEpoch, NodeResources
 from allfold_agent.groups.lane.exchange import LaneExchange, RankInput
 from allfold_agent.groups.lane.handover import LaneHandover
+from allfold_agent.groups.lane.link import LaneDoor
 from allfold_agent.groups.lane.links import LaneLinks
 from allfold_agent.groups.lane.page import AgentPage
 from allfold_agent.groups.lane.records import LaneRecords

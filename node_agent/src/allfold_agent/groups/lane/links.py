@@ -10,9 +10,11 @@ from threading import Event
 
 from allfold_agent.edges.connections import EdgeCounters
 from allfold_agent.edges.edges import DialFrom
-from allfold_agent.edges.lane_link import FrameSink, LaneDoor, LaneLink, Payloads
 from allfold_agent.edges.members import GroupLife, GroupNodes
 from allfold_agent.edges.opening import EdgeOpener, EdgeRequest, Traffic
+from allfold_agent.groups.lane.incoming import FrameSink, Payloads
+from allfold_agent.groups.lane.link import LaneDoor, LaneLink
+from allfold_agent.groups.lane.outgoing import LaneOut
 from allfold_agent.runtime.lane_thread import LaneThread
 from allfold_agent.runtime.threads import start_thread
 from allfold_core.errors import AllfoldError, PeerLost
@@ -60,10 +62,11 @@ class LaneLinks:
         lives = (self._members.life_of(node) for node in nodes)
         return all(life in links and links[life].is_whole for life in lives if life is not None)
 
-    def to(self, node: str) -> LaneLink | None:
-        """Return the link to a node; ``None`` if the group goes on without it."""
+    def sender_to(self, node: str) -> LaneOut | None:
+        """Return what sends to a node; ``None`` if the group goes on without it."""
         life = self._members.life_of(node)
-        return None if life is None else self._links.get(life)
+        link = None if life is None else self._links.get(life)
+        return None if link is None else link.outgoing
 
     # In the lane's thread
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import torch
 
-from allfold_agent.edges.lane_link import FilePlace
 from allfold_agent.edges.outgoing import SharedMemory
+from allfold_agent.groups.lane.outgoing import FilePlace
 
 NOTHING = memoryview(b"")
 

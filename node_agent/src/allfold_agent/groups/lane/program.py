@@ -19,7 +19,7 @@ import torch
 
 from allfold_agent.arithmetic.kernels import Arithmetic
 from allfold_agent.compilation.op_spec import OpSpec, sizes
-from allfold_agent.edges.lane_link import LONGEST_PAYLOAD, FilePlace, Payload
+from allfold_agent.groups.lane.incoming import LONGEST_PAYLOAD
 from allfold_agent.groups.lane.op_memory import (
     NOTHING,
     Elements,
@@ -28,6 +28,7 @@ from allfold_agent.groups.lane.op_memory import (
     SharedBytes,
     private,
 )
+from allfold_agent.groups.lane.outgoing import FilePlace, Payload
 from allfold_agent.groups.lane.page import AgentPage
 from allfold_core.operations import Kind
 from allfold_core.plan import Plan

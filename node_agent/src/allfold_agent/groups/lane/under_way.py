@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import torch
 
-from allfold_agent.edges.lane_link import Payload
 from allfold_agent.groups.lane.op_memory import OpMemory, Outgoing
+from allfold_agent.groups.lane.outgoing import Payload
 from allfold_agent.groups.lane.page import NextPost
 from allfold_agent.groups.lane.program import LaneProgram
 from allfold_agent.runtime.buffers import Buffer
