@@ -44,6 +44,16 @@ def test_between_two_nodes_ops_of_many_slots_go_by_the_lane(kind: Kind) -> None:
     assert lane_rules(plan(2)).most_bytes[kind] == LONGEST_BYTES
 
 
+@pytest.mark.parametrize(("ranks", "mib"), [(1, 64), (2, 8), (3, 4), (8, 2), (64, 0.25)])
+def test_the_more_ranks_a_node_has_the_shorter_are_the_ops_that_one_thread_folds(
+    ranks: int, mib: float
+) -> None:
+    made = plan(2)
+    first, second = made.members
+    made = replace(made, members=(replace(first, ranks=tuple(range(1, ranks + 1))), second))
+    assert lane_rules(made).most_bytes[Kind.ALL_REDUCE] == mib * (1 << 20)
+
+
 def test_on_a_slow_line_only_what_is_not_longer_there_than_the_lane_saves() -> None:
     """A broadcast leaves the root once for each other node; along a chain it leaves it once."""
     rules = [lane_rules(plan(nodes, GIGABIT)) for nodes in (2, 3, 4, 8)]

@@ -322,6 +322,21 @@ def test_an_op_that_is_under_way_as_the_lane_is_closed_lets_go_of_all_memory(
     assert not either.published(FIRST)[0]
 
 
+def test_a_lane_that_rests_gives_the_memory_of_free_places_back(two: Exchanges) -> None:
+    two.open()
+    for seq in range(FIRST, FIRST + 3):
+        two.post_all(seq, LONG)
+        two.run()
+        two.finish_all(seq + 1)
+    page = two.nodes.pages[0]
+    written = [place for place in range(8) if page.place(place).any()]
+    assert len(written) > 1
+    two.all[0].rest()
+    left = [place for place in range(8) if page.place(place).any()]
+    assert len(left) == 1, "others may still need the last result"
+    assert two.sum_in_place(0, FIRST + 2, LONG) == [total(two, FIRST + 2)] * NUMEL
+
+
 def test_a_lane_that_is_closed_between_two_ops_has_nothing_to_let_go(two: Exchanges) -> None:
     two.open()
     two.post_all(FIRST, LONG)

@@ -30,6 +30,7 @@ class OneLane:
     Attributes:
         left: the things to do.
         said: what the ranks were told last; ``None`` for nothing yet.
+        rests: how often it was told to let go of memory.
     """
 
     def __init__(self, left: int = 0) -> None:
@@ -38,6 +39,10 @@ class OneLane:
         self.said: bool | None = None
         self.served_in: set[int] = set()
         self.on_blocking: Callable[[], None] = lambda: None
+        self.rests = 0
+
+    def rest(self) -> None:
+        self.rests += 1
 
     def advance(self) -> bool:
         self.served_in.add(get_ident())
@@ -102,6 +107,15 @@ def test_a_lane_is_served_once_though_it_was_added_twice_and_no_more_once_remove
     wake(thread)
     in_thread(thread, get_ident)
     assert not lane.done
+
+
+def test_one_for_which_nothing_happens_for_long_is_told_to_rest(
+    thread: LaneThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("allfold_agent.runtime.lane_thread._LONGEST_BLOCK_SECONDS", 0.01)
+    lane = OneLane()
+    serve(thread, lane)
+    wait_until(lambda: lane.rests > 0, "it rests", SECONDS)
 
 
 def test_one_that_blocks_has_told_the_ranks_so_and_is_woken_by_a_rank(thread: LaneThread) -> None:

@@ -15,8 +15,10 @@ from allfold_core.short_lane.page import SLOT_BYTES
 MOST_NODES = 8
 """Each node sends every other one a frame for each op, which is too many beyond."""
 
-LONGEST_BYTES = 16 << 20
-"""The longest input or output of an op between nodes."""
+LONGEST_BYTES = 64 << 20
+"""The longest input or output of an op between nodes that have one rank each."""
+# Of all ranks of a node together: they are folded by one thread, in the long lane by several.
+_LONGEST_OF_SEVERAL = 16 << 20
 
 _STRATEGIES = {
     Kind.ALL_REDUCE: ("direct", "direct2"),
@@ -71,7 +73,11 @@ def _most_bytes(kind: Kind, plan: Plan) -> int:
     Which detours around slow links are worth it, only the long lane knows, so where there are any
     it is a slot at most.
     """
-    most = SLOT_BYTES if plan.layout.slow else LONGEST_BYTES
+    most, ranks = LONGEST_BYTES, max(len(member.ranks) for member in plan.members)
+    while ranks > 1 and most * ranks > _LONGEST_OF_SEVERAL:
+        most //= 2
+    if plan.layout.slow:
+        most = SLOT_BYTES
     while most > _FEWEST_BYTES and not _is_faster(kind, plan, most):
         most //= 2
     return most

@@ -145,8 +145,7 @@ class PageLayout:
     def input_offset(self, rank: int, slot: int) -> int:
         """The place of what a rank brings."""
         start = self.words * WORD + self._rows * self.slots * FINGERPRINT_BYTES
-        first = -(-start // _ALIGNMENT) * _ALIGNMENT
-        return first + (rank * self.slots + slot) * 2 * self.slot_bytes
+        return _aligned(start) + (rank * self.slots + slot) * 2 * self.slot_bytes
 
     def output_offset(self, rank: int, slot: int) -> int:
         """The place of what a rank gets."""
@@ -157,7 +156,8 @@ class PageLayout:
 
         They take no memory before something is written there.
         """
-        return self.input_offset(self._rows, 0) + place * self.place_bytes
+        start = self.input_offset(self._rows, 0)
+        return _aligned(start) + place * _aligned(self.place_bytes)
 
     @property
     def size(self) -> int:
@@ -174,6 +174,10 @@ class PageLayout:
     def from_dict(cls, body: Mapping[str, Any]) -> Self:
         """The inverse of :meth:`to_dict`."""
         return cls(*(int(body[each.name]) for each in fields(cls)))
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def digest_of(packed: bytes) -> int:

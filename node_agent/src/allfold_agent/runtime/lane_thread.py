@@ -39,6 +39,9 @@ class ServedLane(Protocol):
     def announce(self, blocks: bool) -> None:
         """Tell the ranks whether the thread has to be woken from now on."""
 
+    def rest(self) -> None:
+        """Let go of memory that is not in use, as nothing has happened for some seconds."""
+
 
 class LaneThread:
     """Serves the lanes of all groups, and the connections that they use.
@@ -125,8 +128,9 @@ class LaneThread:
         """Wait to be woken, unless something has come while the ranks were told."""
         for lane in self._lanes:
             lane.announce(blocks=True)
-        if not self._look(0.0):
-            self._look(_LONGEST_BLOCK_SECONDS)
+        if not self._look(0.0) and not self._look(_LONGEST_BLOCK_SECONDS):
+            for lane in self._lanes:
+                _guarded(lane.rest)
         for lane in self._lanes:
             lane.announce(blocks=False)
 

@@ -13,7 +13,7 @@ from time import monotonic
 
 from allfold_agent.groups.epoch import GroupEpoch
 from allfold_agent.groups.lane.links import LaneLinks
-from allfold_agent.groups.lane.op_memory import Outgoing, SharedBytes
+from allfold_agent.groups.lane.op_memory import Outgoing, Places, SharedBytes
 from allfold_agent.groups.lane.outgoing import Payload
 from allfold_agent.groups.lane.page import AgentPage, NextPost
 from allfold_agent.groups.lane.program import LaneProgram
@@ -84,7 +84,7 @@ class LaneExchange:
         self._published: dict[int, HeldResult] = {}  # the latest ones
         # Of a time that is over: nodes on this machine that do not know that yet may still read it.
         self._left: list[HeldResult] = []
-        self._places: dict[int, int] = {}  # by op, those of results that may be in use
+        self._places = Places(page)
         self._far: dict[str, int] = dict.fromkeys(self._others, 0)
         self._messages: set[int] = set()  # the ops that local ranks do in the long lane
         self._ends = [0.0] * page.layout.slots  # by slot, when its last op was published
@@ -152,7 +152,7 @@ class LaneExchange:
         self._end_serving()
         self._early = {seq: frames for seq, frames in self._early.items() if seq >= first}
         self._far = dict.fromkeys(self._others, 0)
-        self._places = {}
+        self._places.clear()
         self._thread.add(self)
 
     def _end_serving(self) -> None:
@@ -336,8 +336,7 @@ class LaneExchange:
             if found is None:
                 return None
             inputs.append(found)
-        place = self._free_place()
-        self._places[post.seq] = place
+        place = self._places.take(post.seq, self.final_everywhere())
         buffers: list[Buffer] = []
         kept, own = (
             self._room(nbytes, buffers) for nbytes in (program.kept_bytes, program.own_bytes)
@@ -347,15 +346,8 @@ class LaneExchange:
         memory = program.memory(inputs, result, kept, own)
         return OpUnderWay(post, program, memory, place, tuple(buffers), self._links.free)
 
-    def _free_place(self) -> int:
-        """Return the first place whose result no local rank needs, and no other node.
-
-        There is one: a rank posts no op while its last one of the same slot is in use.
-        """
-        end = min(self._page.end_of_finished_by_all(), self.final_everywhere())
-        self._places = {seq: place for seq, place in self._places.items() if seq >= end}
-        used = set(self._places.values())
-        return next(each for each in range(self._page.layout.slots) if each not in used)
+    def rest(self) -> None:
+        self._places.rest(self.final_everywhere())
 
     def _room(self, nbytes: int, buffers: list[Buffer]) -> SharedBytes | None:
         if not nbytes:

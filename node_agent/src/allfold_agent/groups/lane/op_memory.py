@@ -9,6 +9,7 @@ import torch
 
 from allfold_agent.edges.outgoing import SharedMemory
 from allfold_agent.groups.lane.outgoing import FilePlace
+from allfold_agent.groups.lane.page import AgentPage
 
 NOTHING = memoryview(b"")
 
@@ -105,3 +106,43 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
     if not tensor.numel():
         return NOTHING
     return tensor.view(torch.uint8).numpy().data
+
+
+class Places:
+    """The places of a page, for results that are longer than a slot."""
+
+    def __init__(self, page: AgentPage) -> None:
+        self._page = page
+        self._by_op: dict[int, int] = {}  # those of results that may be in use
+        self._touched: set[int] = set()  # those that take memory
+
+    def take(self, seq: int, final: int) -> int:
+        """Return the first place whose result no local rank needs, and no other node.
+
+        There is one: a rank posts no op while its last one of the same slot is in use.
+
+        Args:
+            seq: the op that gets it.
+            final: the end of the ops whose results all nodes have.
+        """
+        used = self._used(final)
+        place = next(each for each in range(self._page.layout.slots) if each not in used)
+        self._by_op[seq] = place
+        self._touched.add(place)
+        return place
+
+    def _used(self, final: int) -> set[int]:
+        end = min(self._page.end_of_finished_by_all(), final)
+        self._by_op = {seq: place for seq, place in self._by_op.items() if seq >= end}
+        return set(self._by_op.values())
+
+    def clear(self) -> None:
+        """All of them are free."""
+        self._by_op = {}
+
+    def rest(self, final: int) -> None:
+        """Give the memory of those that are free back to the system; see :meth:`take`."""
+        used = self._used(final)
+        for place in self._touched - used:
+            self._page.discard_place(place)
+        self._touched = used

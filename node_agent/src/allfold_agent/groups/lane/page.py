@@ -201,6 +201,11 @@ class AgentPage:
         start = self.layout.place_offset(place)
         return self.bytes[start : start + self.layout.place_bytes]
 
+    def discard_place(self, place: int) -> None:
+        """Give the memory of a place back to the system, until something is written there."""
+        start = self.layout.place_offset(place)
+        self.mapping.memory.madvise(mmap.MADV_REMOVE, start, self.layout.place_bytes)
+
     def end_of_finished_by_all(self) -> int:
         """Return the number below which no local rank needs the result of an op."""
         return min([self._words[word] for word in self._finished_words])
