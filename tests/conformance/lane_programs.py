@@ -131,6 +131,13 @@ def burst_in_parts(group: allfold.Group, count: int) -> int:
     return sum(same)
 
 
+def many_in_parts(group: allfold.Group, count: int) -> int:
+    """So many results in parts, one after the other; how many were right."""
+    own = np.arange(group.world_size, dtype=np.int64)
+    right = group.world_size * group.rank
+    return sum(int(group.reduce_scatter(own)[0]) == right for _ in range(count))
+
+
 def same_bits(group: allfold.Group, numel: int, dtype: str) -> tuple[bool, bool]:
     """A sum of numbers that are not exact, in the short lane and in the long one.
 

@@ -167,6 +167,7 @@ class Exchanges:
         self.troubles: list[list[str]] = [[] for _ in count]
         self.unknown: set[tuple[int, int]] = set()
         self.come_in_place = False
+        self.finals: list[list[int]] = [[] for _ in count]
         self.all = [self._make(node) for node in count]
 
     def _make(self, node: int) -> LaneExchange:
@@ -192,7 +193,8 @@ class Exchanges:
             cast(LaneThread, self.threads[node]),
             self.troubles[node].append,
             lambda: None,
-            lambda: -1,
+            lambda _: True,
+            self.finals[node].append,
         )
 
     def open(self, first: int = FIRST, nodes: Sequence[int] | None = None) -> None:

@@ -30,6 +30,7 @@ _REMEMBERED = 256
 # Ops of which frames are kept that this node has not come to: nobody is that far ahead.
 _MOST_EARLY = 64
 _MOST_MESSAGES = 4096
+_PARTS_AT_ONCE = 64
 _MOST_PARTS = 4096
 
 RankInput = Callable[[int, Region, int], SharedBytes | None]
@@ -43,7 +44,8 @@ class LaneExchange:
     Args:
         trouble: called when an op cannot be done in the lane; from the lane's thread.
         on_published: called when the local ranks have a result; from the lane's thread.
-        floor: returns the last op up to which all are known to be final on all nodes.
+        are_final: asked if all ops below a number are final on all nodes, if those of the lane are.
+        on_final: told such a number now and then; from the lane's thread.
 
     Attributes:
         is_open: True while ops go by the lane; changed with the table's lock held.
@@ -62,7 +64,8 @@ class LaneExchange:
         thread: LaneThread,
         trouble: Callable[[str], None],
         on_published: Callable[[], None],
-        floor: Callable[[], int],
+        are_final: Callable[[int], bool],
+        on_final: Callable[[int], None],
     ) -> None:
         self.is_open = False
         self.published = 0
@@ -75,7 +78,8 @@ class LaneExchange:
         self._thread = thread
         self._trouble = trouble
         self._on_published = on_published
-        self._floor = floor
+        self._are_final = are_final
+        self._on_final = on_final
         self._names = [member.node for member in epoch.plan.members]
         self._me = self._names.index(node)
         self._others = [name for name in self._names if name != node]
@@ -301,21 +305,26 @@ class LaneExchange:
             self.published = op.seq + 1
             self._drop_final()
             self._published[op.seq] = op.hold()
-            if op.program.is_in_parts:
-                self._note_part(op)
+            if op.program.is_in_parts:  # a round may ask for it until it is final everywhere
+                self._in_parts[op.seq] = op.program
         # Behind the word, at which whoever is woken looks.
         self._page.wake_for_result(op.slot)
         self._on_published()
+        if op.program.is_in_parts and not len(self._in_parts) % _PARTS_AT_ONCE:
+            self._tell_final()
         return True
 
-    def _note_part(self, op: OpUnderWay) -> None:
-        """Remember that local ranks have their parts: a round may ask until all before is over."""
-        if len(self._in_parts) >= _MOST_PARTS:
-            floor = self._floor()
-            self._in_parts = {seq: each for seq, each in self._in_parts.items() if seq > floor}
-            if len(self._in_parts) >= _MOST_PARTS:
-                self._stop(f"{_MOST_PARTS} ops are done, and an earlier one is still open")
-        self._in_parts[op.seq] = op.program
+    def _tell_final(self) -> None:
+        """Forget the parts that all nodes have, unless an earlier op of the long lane is open."""
+        with self._table.lock:
+            end = self.final_everywhere()
+            are_final = self._are_final(end)
+            if are_final:
+                self._in_parts = {seq: each for seq, each in self._in_parts.items() if seq >= end}
+        if are_final:
+            self._on_final(end)
+        elif len(self._in_parts) >= _MOST_PARTS:
+            self._stop(f"{_MOST_PARTS} ops are done, and an earlier one is still open")
 
     def _stop(self, reason: str) -> None:
         self._is_stopped = True
@@ -365,8 +374,7 @@ class LaneExchange:
 
     def parts(self) -> list[tuple[int, LaneProgram]]:
         """Return the ops of which the local ranks have their parts, as far as others may ask."""
-        floor = self._floor()
-        return [(seq, program) for seq, program in self._in_parts.items() if seq > floor]
+        return list(self._in_parts.items())
 
     def take_held_part(self) -> tuple[int, HeldResult] | None:
         """Return the op of which this node holds its part, and nobody here has it; once closed."""

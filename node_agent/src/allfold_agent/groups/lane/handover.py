@@ -38,6 +38,18 @@ class LaneHandover:
         self._end = 0  # of the ops that ranks have done
         self._held = -1  # the op of which this node held its part as the lane was closed last
 
+    def are_final(self, end: int) -> bool:
+        """Return True if all ops below a number are final on all nodes, if those of the lane are.
+
+        What is not of the lane is known here until it is final everywhere.
+        """
+        return not any(seq < end for seq in self._group.agreement.machine.ops)
+
+    def learn_final(self, end: int) -> None:
+        """Tell the agreement that all ops below a number are final on all nodes, if they are."""
+        if self.are_final(end):
+            self._group.agreement.learn_floor(end - 1)
+
     def pass_completed(self, lane: NodeLane | None) -> None:
         """Tell the agreement what the ranks have done."""
         if lane is not None:
@@ -70,13 +82,16 @@ class LaneHandover:
             return
         group, epoch = self._group, self._group.current
         machine, sessions = group.agreement.machine, lane.sessions
+        # First: a node that knows that all have their parts says so, and reports none.
+        self.learn_final(lane.exchange.final_everywhere())
         for seq, result in sorted(lane.exchange.held().items()):
             if result.program.is_in_parts:
                 continue
             machine.hold(seq, dict.fromkeys(sessions, epoch.call_of(result.program.spec)))
             buffer = self._copy(result.bytes)
             group.results.keep_copy(seq, epoch.stamp, buffer, result.bytes.nbytes)
-        for seq, program in lane.exchange.parts():
+        parts = [each for each in lane.exchange.parts() if each[0] > machine.floor]
+        for seq, program in parts:
             machine.hold(seq, dict.fromkeys(sessions, epoch.call_of(program.spec)))
         lane.exchange.set_aside()
 

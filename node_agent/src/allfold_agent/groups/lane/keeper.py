@@ -111,7 +111,8 @@ class LaneKeeper:
             thread,
             lambda reason: self._group.event(partial(self.withdraw, reason)),
             self._op_published,
-            lambda: self._group.agreement.machine.floor,
+            self.handover.are_final,
+            lambda end: self._group.event(partial(self.handover.learn_final, end)),
         )
 
     def _have_links(self) -> LaneLinks:
