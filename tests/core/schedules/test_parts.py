@@ -28,10 +28,12 @@ from allfold_core.schedules.parts import (
     Placement,
     block_numels,
     check_counts,
+    even_exchange,
     exchange_layout,
     input_numel,
     layout,
     output_numel,
+    received,
 )
 from allfold_core.schedules.schedule import Program, Slice
 from allfold_core.schedules.verify import verify
@@ -340,6 +342,22 @@ def test_a_node_holds_only_the_blocks_of_an_all_to_all_that_concern_it() -> None
     assert [placed.place(number * PAIR_STRIDE) for number in (1, 3, 4, 5, 7)] == [0, 1, 3, 5, 7]
     assert placed.blocks is not None
     assert [len(block) for block in placed.blocks] == [0, 1, 0, 2, 0, 2, 0, 3, 0]
+
+
+def test_what_a_node_gets_in_an_even_exchange_lies_in_the_order_of_the_nodes() -> None:
+    call = Fingerprint(Kind.ALL_TO_ALL, None, DType.INT32, (2,), -1, "auto", counts=(3,) * 6)
+    placed = even_exchange(call, ((0, 2), (1,)), 1)
+    assert placed.held == 3 * (2 * 2 + 1) * 2
+    row = received(placed, 2, 1)
+    assert row.parts is placed.parts
+    assert row.held == 3 * 3 * 2
+    assert [row.place(number * PAIR_STRIDE) for number in (1, 3)] == [0, 12]
+    assert row.place(PAIR_STRIDE + 7) == 7
+
+
+def test_of_any_other_kind_a_node_gets_the_index_space() -> None:
+    placed = layout(Kind.ALL_GATHER, (2, 3), -1, ((0,), (1,)), 0)
+    assert received(placed, 2, 0) is placed
 
 
 def test_only_a_wire_that_rounds_gives_the_root_its_own_broadcast() -> None:

@@ -9,7 +9,7 @@ import pytest
 from allfold_control.survival import pack, unpack
 from allfold_core.operations import Kind
 from allfold_core.survival.decision import decide, first_in_lane, is_wished
-from allfold_core.survival.instructions import OpenLane, SendWishes, Start
+from allfold_core.survival.instructions import Cancel, HandOut, OpenLane, SendWishes, Start
 from allfold_core.survival.leader_machine import Freeze, LeaderMachine
 from allfold_core.survival.records import Epoch, Term
 from allfold_core.survival.reports import (
@@ -176,6 +176,46 @@ def test_a_result_of_the_short_lane_is_held_for_nodes_that_lack_it() -> None:
     assert install.outcomes == {4: Forward(EPOCH.stamp, ("b",))}
     agent.install(install)
     assert agent.ops[4].forward
+
+
+GATHER = call_of(Kind.GATHER)
+
+
+def test_a_part_that_a_node_holds_as_the_lane_is_closed_awaits_a_round() -> None:
+    agent = machine()
+    agent.passed_by_ranks(3)
+    agent.hold(4, {"r1": GATHER}, is_handed_out=False)
+    assert agent.is_undecided(4)
+    assert not agent.is_undecided(5)
+    assert agent.expected_stamp(4) == EPOCH.stamp, "others may have begun anew"
+    assert agent.call(4, "r1", GATHER) == []
+    told = report(agent.freeze(0, 1))
+    assert (told.ops[4].state, told.ops[4].stamp) == (OpState.HELD, EPOCH.stamp)
+
+
+def test_a_part_is_handed_out_if_all_nodes_hold_theirs() -> None:
+    agent = machine()
+    agent.passed_by_ranks(3)
+    agent.hold(4, {"r1": GATHER}, is_handed_out=False)
+    agent.freeze(0, 1)
+    done = agent.install(decided({4: Forward(EPOCH.stamp, ("a", "b"))}))
+    assert HandOut(4, EPOCH.stamp) in done
+    assert not agent.is_undecided(4)
+    assert agent.expected_stamp(4) is None
+
+
+def test_a_part_is_given_up_and_the_op_begins_again_if_a_node_lacks_its_own() -> None:
+    agent = machine()
+    agent.passed_by_ranks(3)
+    agent.hold(4, {"r1": GATHER}, is_handed_out=False)
+    agent.freeze(0, 1)
+    done = agent.install(decided({4: Run(EPOCH.stamp)}))
+    assert [each for each in done if isinstance(each, Cancel | Start)] == [
+        Cancel(4),
+        Start(4, EPOCH),
+    ]
+    assert not agent.is_undecided(4)
+    assert not agent.ops[4].by_lane
 
 
 def test_an_op_behind_those_of_the_short_lane_begins_as_any_other() -> None:
