@@ -31,12 +31,16 @@ ARENA = Region(3, 128)
 def arena_of_one_segment() -> RankArena:
     """An arena of 4096 bytes."""
     arena = RankArena()
+    add_segment(arena, ARENA.segment)
+    return arena
+
+
+def add_segment(arena: RankArena, number: int) -> None:
     descriptor = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, 4096)
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-    arena.add(ARENA.segment, 4096, descriptor)
+    arena.add(number, 4096, descriptor)
     os.close(descriptor)
-    return arena
 
 
 class OneRank:
@@ -104,10 +108,25 @@ def test_a_long_op_that_is_taken_over_has_its_input_and_its_result_in_the_arena(
     assert short.message.target == Region(0, layout.output_offset(0, 6))
 
 
+def test_a_post_whose_segment_is_not_known_yet_is_taken_over_later_and_those_behind_it_too(
+    one: OneRank,
+) -> None:
+    new = Region(ARENA.segment + 1, 0)
+    one.nodes.post(0, 5, summing(SLOT_BYTES // 4 + 1), source=new)
+    one.nodes.post(0, 6, summing(SLOT_BYTES // 4), bytes(SLOT_BYTES))
+    one.lane.open(20)
+    assert one.lane.take_over() == []
+    assert one.lane.has_unfinished_before(6)
+    add_segment(one.arena, new.segment)
+    assert [each.message.seq for each in one.lane.take_over()] == [5, 6]
+    assert one.lane.take_over() == []
+
+
 def test_the_lane_looks_again_for_an_input_once_an_arena_has_grown() -> None:
     thread = HandThread()
     resources = SimpleNamespace(short_lane=True, lane_thread=thread)
-    keeper = LaneKeeper(cast(NodeGroup, None), cast(NodeResources, resources))
+    group = SimpleNamespace(event=lambda _: None)
+    keeper = LaneKeeper(cast(NodeGroup, group), cast(NodeResources, resources))
     keeper.arena_grew()
     assert not thread.tasks, "there is no lane"
     keeper.lane = OneRank(((0, 1),)).lane

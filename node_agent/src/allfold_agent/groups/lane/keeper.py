@@ -27,6 +27,7 @@ from allfold_agent.runtime import machine
 from allfold_core.errors import ServiceError
 from allfold_core.pricing.lane import MOST_NODES
 from allfold_core.protocol.frames import FrameHeader
+from allfold_core.short_lane.page import NEVER
 
 if TYPE_CHECKING:
     from allfold_agent.groups.group import NodeGroup
@@ -350,10 +351,12 @@ class LaneKeeper:
             self.lane.note_read(session, seq)
 
     def arena_grew(self) -> None:
-        """Look once more at a post whose input was in memory that was not known here."""
+        """Look once more at posts whose memory was not known here. From any thread."""
         thread, lane = self._resources.lane_thread, self.lane
         if thread is not None and lane is not None and lane.exchange is not None:
             thread.call(_nothing)
+        if self._previous is not None or (lane is not None and not lane.is_open):
+            self._group.event(partial(self._take_over_late, NEVER))
 
     def look(self, seq: int) -> None:
         """Close the lane if the ranks cannot finish an op that one awaits. From any thread."""

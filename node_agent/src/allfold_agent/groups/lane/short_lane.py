@@ -26,6 +26,7 @@ from allfold_core.errors import InvalidArgument
 from allfold_core.operations import Fingerprint
 from allfold_core.pricing.lane import lane_rules, lane_strategy
 from allfold_core.protocol.rank_messages import OpMessage, Region, pack_taken
+from allfold_core.schedules.parts import input_numel, output_numel
 from allfold_core.short_lane.choice import longest_end
 from allfold_core.short_lane.page import NEVER, SLOT_BYTES, PageLayout, digest_of
 
@@ -290,26 +291,37 @@ class NodeLane:
             self.page.note_read(self.sessions.index(session), seq)
 
     def take_over(self) -> list[PostedCall]:
-        """Return the posts that the ranks cannot finish and were not returned before, in order."""
-        first = self.page.first
-        calls = [
-            self._call(session, post)
-            for seq, posts in sorted(self.incomplete().items())
-            for session, post in posts.items()
-            if seq < first
-        ]
+        """Return the posts that the ranks cannot finish and were not returned before, in order.
+
+        But for those of which the memory is not known here yet, and what the same ranks have posted
+        behind them: the news of it is on its way.
+        """
+        first, calls, waits = self.page.first, [], set()
+        for seq, posts in sorted(self.incomplete().items()):
+            for session, post in posts.items() if seq < first else ():
+                call = None if session in waits else self._call(session, post)
+                if call is None:
+                    waits.add(session)
+                else:
+                    calls.append(call)
         self._settled.update((each.session, each.message.seq) for each in calls)
         return calls
 
-    def _call(self, session: str, post: Post) -> PostedCall:
+    def _call(self, session: str, post: Post) -> PostedCall | None:
         layout, header, rank = self.page.layout, post.header, self.sessions.index(session)
         found = self._ranks[session]
         packed, endpoint, number = self.fingerprint(session, post), found.in_slots, found.number
         source = Region(_PAGE, layout.input_offset(rank, post.slot))
         target = Region(_PAGE, layout.output_offset(rank, post.slot))
-        if longest_end(Fingerprint.unpack(packed), self._plan.world_size) > layout.slot_bytes:
+        fingerprint, world_size = Fingerprint.unpack(packed), self._plan.world_size
+        if longest_end(fingerprint, world_size) > layout.slot_bytes:
             endpoint = found.in_arena
             source, target = self.page.ends(rank, post.slot)
+            number_of_rank = self.ranks[rank]
+            sides = (source, input_numel), (target, output_numel)
+            used = [side for side, numel in sides if numel(fingerprint, number_of_rank, world_size)]
+            if any(side.segment not in found.arena for side in used):
+                return None
         message = OpMessage(
             number, post.seq, header.timeout, source, target, packed, view=header.view
         )
