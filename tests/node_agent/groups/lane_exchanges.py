@@ -115,6 +115,9 @@ class HandLinks:
     def let_go(self) -> None:
         self.lets_go += 1
 
+    def rest(self) -> None:
+        """There is no memory."""
+
     def free(self, payload: Payload) -> None:
         self.freed.append(payload)
 

@@ -50,6 +50,7 @@ class LaneExchange:
     Attributes:
         is_open: True while ops go by the lane; changed with the table's lock held.
         published: the end of the ops whose results the local ranks have.
+        known_final: the end of the ops that were found to be final on all nodes.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class LaneExchange:
     ) -> None:
         self.is_open = False
         self.published = 0
+        self.known_final = 0
         self._epoch = epoch
         self._page = page
         self._rank_input = rank_input
@@ -109,7 +111,7 @@ class LaneExchange:
         self._is_stopped = False
         self.published = first
         self.drop()
-        self._in_parts = {}
+        self._in_parts, self.known_final = {}, 0
         self._messages = set()
         # Last of these: the lane's thread looks at it without the lock.
         self.is_open = True
@@ -320,6 +322,7 @@ class LaneExchange:
             end = self.final_everywhere()
             are_final = self._are_final(end)
             if are_final:
+                self.known_final = end
                 self._in_parts = {seq: each for seq, each in self._in_parts.items() if seq >= end}
         if are_final:
             self._on_final(end)
@@ -334,10 +337,9 @@ class LaneExchange:
 
     def _prepared(self, post: NextPost, program: LaneProgram) -> OpUnderWay | None:
         """Return the next op; ``None`` as long as the memory of a rank is not known here."""
-        page, place = self._page, -1
+        page, free = self._page, self._links.free
         if program.is_in_slots:
-            memory = program.in_slot(page, post.slot)
-            return OpUnderWay(post, program, memory, place, (), self._links.free)
+            return OpUnderWay(post, program, program.in_slot(page, post.slot), -1, (), free)
         inputs = []
         for row, nbytes in enumerate(program.input_bytes):
             source, _ = page.ends(row, post.slot)
@@ -350,13 +352,13 @@ class LaneExchange:
         kept, own = (
             self._room(nbytes, buffers) for nbytes in (program.kept_bytes, program.own_bytes)
         )
-        at = page.layout.place_offset(place)
-        result = SharedBytes(page.place(place), page.file, at)
+        result = SharedBytes(page.place(place), page.file, page.layout.place_offset(place))
         memory = program.memory(inputs, result, kept, own)
-        return OpUnderWay(post, program, memory, place, tuple(buffers), self._links.free)
+        return OpUnderWay(post, program, memory, place, tuple(buffers), free)
 
     def rest(self) -> None:
         self._places.rest(self.final_everywhere())
+        self._links.rest()
 
     def _room(self, nbytes: int, buffers: list[Buffer]) -> SharedBytes | None:
         if not nbytes:
@@ -389,9 +391,8 @@ class LaneExchange:
     def drop(self) -> None:
         """Let go of the memory of all ops, as all nodes have closed the lane."""
         self.set_aside()
-        left, self._left = self._left, []
-        for each in left:
-            each.release()
+        while self._left:
+            self._left.pop().release()
 
     def _drop_final(self) -> None:
         since = self.final_everywhere()

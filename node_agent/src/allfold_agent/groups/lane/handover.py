@@ -46,9 +46,8 @@ class LaneHandover:
         return not any(seq < end for seq in self._group.agreement.machine.ops)
 
     def learn_final(self, end: int) -> None:
-        """Tell the agreement that all ops below a number are final on all nodes, if they are."""
-        if self.are_final(end):
-            self._group.agreement.learn_floor(end - 1)
+        """Tell the agreement that all ops below a number are final on all nodes."""
+        self._group.agreement.learn_floor(end - 1)
 
     def pass_completed(self, lane: NodeLane | None) -> None:
         """Tell the agreement what the ranks have done."""
@@ -83,7 +82,8 @@ class LaneHandover:
         group, epoch = self._group, self._group.current
         machine, sessions = group.agreement.machine, lane.sessions
         # First: a node that knows that all have their parts says so, and reports none.
-        self.learn_final(lane.exchange.final_everywhere())
+        final, everywhere = lane.exchange.known_final, lane.exchange.final_everywhere()
+        self.learn_final(everywhere if self.are_final(everywhere) else final)
         for seq, result in sorted(lane.exchange.held().items()):
             if result.program.is_in_parts:
                 continue

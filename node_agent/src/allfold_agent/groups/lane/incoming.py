@@ -61,6 +61,10 @@ class Payloads:
         memory = self._idle.pop() if self._idle else bytearray(LONGEST_PAYLOAD)
         return memoryview(memory)[:nbytes]
 
+    def clear(self) -> None:
+        """Give what is idle back to the system."""
+        self._idle.clear()
+
     def give_back(self, payload: Payload) -> None:
         """Take a payload back, if it is of this memory."""
         memory = payload.obj if isinstance(payload, memoryview) else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -113,7 +113,7 @@ class LaneKeeper:
             lambda reason: self._group.event(partial(self.withdraw, reason)),
             self._op_published,
             self.handover.are_final,
-            lambda end: self._group.event(partial(self.handover.learn_final, end)),
+            lambda end: self._soon(partial(self.handover.learn_final, end)),
         )
 
     def _have_links(self) -> LaneLinks:
@@ -311,7 +311,10 @@ class LaneKeeper:
         In the lane's thread, which ops must not keep: an event of the reactor's begins them.
         """
         if self._group.runs.is_waiting:
-            self._resources.reactor.later(0.0, lambda: self._group.event(_nothing))
+            self._soon(_nothing)
+
+    def _soon(self, event: Callable[[], None]) -> None:
+        self._resources.reactor.later(0.0, lambda: self._group.event(event))
 
     def end(self) -> None:
         """Close the lane for good, as the group is over on this node."""

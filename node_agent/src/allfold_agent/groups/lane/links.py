@@ -80,6 +80,10 @@ class LaneLinks:
         for link in self._links.values():
             link.let_go()
 
+    def rest(self) -> None:
+        """Let go of memory that is not in use."""
+        self._payloads.clear()
+
     def free(self, payload: memoryview | bytearray) -> None:
         """Take a payload back that nobody needs any more."""
         self._payloads.give_back(payload)
