@@ -93,7 +93,7 @@ def test_the_number_of_the_protocol_stands_for_these_structs() -> None:
     pair = P2PMessage(Message.SEND, 1, FIRST_PAIR, 5.0, 0, 0, 1, Region(0, 0), 4)
     barrier = Fingerprint(Kind.BARRIER, None, DType.UINT8, (), -1, "auto")
     sizes = [len(each.pack()) for each in (op, pair, barrier)]
-    assert (PROTOCOL_VERSION, sizes) == (8, [72, 80, 68])
+    assert (PROTOCOL_VERSION, sizes) == (9, [72, 80, 68])
 
 
 @given(

@@ -132,12 +132,11 @@ class HandLinks:
             behind: int,
             start: int,
             payload: memoryview,
-            _place: FilePlace | None,
+            _place: FilePlace | None = None,
+            kind: FrameType = FrameType.DATA,
         ) -> None:
             data = bytearray(payload)
-            header = FrameHeader(
-                FrameType.DATA, stamp, 0, seq, start, len(data), fingerprint, 0, behind
-            )
+            header = FrameHeader(kind, stamp, 0, seq, start, len(data), fingerprint, 0, behind)
             self._on_the_way.append(Frame(self._source, node, header, data))
 
         return SimpleNamespace(send=send)
@@ -155,6 +154,8 @@ class Exchanges:
         pools: by node, the memory for what fits no page.
         unknown: the ranks and segments that the agents do not know yet.
         come_in_place: frames come to where the exchange wants them, as long ones do.
+        are_final: all ops of the long lane are final on all nodes.
+        finals: by node, what was said to be final.
     """
 
     def __init__(self, nodes: NodesOfALane | Placement) -> None:
@@ -170,6 +171,7 @@ class Exchanges:
         self.troubles: list[list[str]] = [[] for _ in count]
         self.unknown: set[tuple[int, int]] = set()
         self.come_in_place = False
+        self.are_final = True
         self.finals: list[list[int]] = [[] for _ in count]
         self.all = [self._make(node) for node in count]
 
@@ -196,7 +198,7 @@ class Exchanges:
             cast(LaneThread, self.threads[node]),
             self.troubles[node].append,
             lambda: None,
-            lambda _: True,
+            lambda _: self.are_final,
             self.finals[node].append,
         )
 
