@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Callable
+
 import pytest
 
 from allfold_agent.groups.lane.incoming import LONGEST_PAYLOAD, Payloads
@@ -10,6 +13,7 @@ from allfold_agent.runtime.lane_thread import LaneThread
 from allfold_core.protocol.frames import HEADER_SIZE
 from tests.node_agent.edges.lane_ends import End, MakePair, frame, joined
 from tests.node_agent.in_lane import in_thread
+from tests.support.fakes.damaged_wire import tcp_pair
 from tests.support.waiting import wait_until
 
 LONG = 300_000
@@ -175,3 +179,22 @@ def test_of_much_memory_that_is_given_back_only_some_is_kept() -> None:
     for each in taken:
         payloads.give_back(each)
     assert len(payloads._idle) == 32
+
+
+@pytest.mark.parametrize("make", [tcp_pair, socket.socketpair], ids=["tcp", "unix"])
+def test_what_comes_over_a_network_is_measured(
+    thread: LaneThread, make: Callable[[], tuple[socket.socket, socket.socket]]
+) -> None:
+    near, far = make()
+    sender, receiver = End(thread), End(thread)
+    sender.take_out(near)
+    receiver.take_in(far)
+    count = 3 * (4 << 20) // LONG + 20
+    for number in range(count):
+        sender.send(content(number % 200))
+    wait_until(lambda: len(receiver.frames) == count, "all have come")
+    rate = receiver.link.rate
+    is_network = near.family == socket.AF_INET
+    assert (rate.samples > 0) is is_network
+    in_thread(thread, sender.link.close)
+    in_thread(thread, receiver.link.close)

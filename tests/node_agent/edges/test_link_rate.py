@@ -66,6 +66,6 @@ def test_long_payloads_from_another_machine_count(
         rate, connection = LinkRate(), InConnection(near, b"", Event())
         rate.end()  # of a payload that was never begun
         for _ in range(5000):
-            rate.begin(connection, missing)
+            rate.begin(missing, crosses_a_wire=connection.crosses_a_wire)
             rate.end()
         assert (rate.samples > 0) == counts

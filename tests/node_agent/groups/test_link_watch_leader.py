@@ -35,7 +35,7 @@ class Led:
         # As much of the group, and of its node, as the watch needs.
         self.plan, self.members, self.node = OPENING, MEMBERS, "node4"
         self.agreement = self.current = self
-        self.edges = SimpleNamespace(rates=dict)
+        self.edges = self.lanes = SimpleNamespace(rates=dict)
         self.arrange = self.wanted.append
         workers = SimpleNamespace(submit=self.comparisons.append)
         resources = SimpleNamespace(workers=workers, avoid_slow_links=True)

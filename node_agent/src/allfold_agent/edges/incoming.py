@@ -48,9 +48,9 @@ class LinkRate:
         self._began: float | None = None
         self._missing = 0
 
-    def begin(self, connection: InConnection, missing: int) -> None:
+    def begin(self, missing: int, *, crosses_a_wire: bool) -> None:
         """Start timing a payload, of which ``missing`` bytes are still to be received."""
-        is_telling = missing >= _LEAST_BYTES and connection.crosses_a_wire
+        is_telling = missing >= _LEAST_BYTES and crosses_a_wire
         self._began, self._missing = monotonic() if is_telling else None, missing
 
     def end(self) -> None:

@@ -103,9 +103,10 @@ class LongFrames:
             return False
         try:
             if shared is None:
-                self._frames.rate.begin(connection, len(landing.view))
+                rate, is_wire = self._frames.rate, connection.crosses_a_wire
+                rate.begin(len(landing.view), crosses_a_wire=is_wire)
                 connection.fill(landing.view)
-                self._frames.rate.end()
+                rate.end()
             self._frames.verify(header, landing.view)
         except (OSError, EOFError, DamagedPayload):
             sink.retract(landing)

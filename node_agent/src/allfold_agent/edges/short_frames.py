@@ -206,7 +206,9 @@ class ShortFrames:
                 arriving.put(here)
             if arriving.missing:
                 self._arriving = arriving
-                self._frames.rate.begin(self._connection, arriving.missing)
+                self._frames.rate.begin(
+                    arriving.missing, crosses_a_wire=self._connection.crosses_a_wire
+                )
                 self._connection.wake_for(arriving.missing)
             else:
                 self._finish(arriving)

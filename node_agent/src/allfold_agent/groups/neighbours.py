@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
@@ -157,11 +158,10 @@ class SlowLinkWatch:
 
     def _news(self, now: float) -> dict[str, float]:
         """The rates that the leader does not know yet, or should hear of again."""
-        fresh: dict[str, float] = {}
-        for node, rate in self._group.edges.rates().items():
-            found = rate.bytes_per_second
-            if found is not None and rate.samples != self._seen.get(node):
-                fresh[node] = found
+        samples, known = self._measured()
+        fresh = {
+            node: rate for node, rate in known.items() if samples[node] != self._seen.get(node)
+        }
         planned = 1 / self._opening.links.seconds_per_byte
         # Ops are priced by the plan's rate; how much faster a link is does not matter.
         fresh = {node: min(found, planned) for node, found in fresh.items()}
@@ -170,8 +170,23 @@ class SlowLinkWatch:
             return {}
         self._confirm_at = now + _CONFIRM_SECONDS
         self._told.update(fresh)
-        self._seen.update((node, rate.samples) for node, rate in self._group.edges.rates().items())
+        self._seen.update(samples)
         return fresh
+
+    def _measured(self) -> tuple[dict[str, int], dict[str, float]]:
+        """Return how often it was measured how fast each node sends, and the rates.
+
+        In both lanes; of two rates the higher one counts, as much may have slowed the other down.
+        """
+        samples: Counter[str] = Counter()
+        known: dict[str, float] = {}
+        for rates in (self._group.edges.rates(), self._group.lanes.rates()):
+            for node, rate in rates.items():
+                samples[node] += rate.samples
+                found = rate.bytes_per_second
+                if found is not None:
+                    known[node] = max(found, known.get(node, 0.0))
+        return samples, known
 
     def _has_changed(self, found: tuple[str, float]) -> bool:
         node, rate = found

@@ -10,6 +10,7 @@ from typing import Protocol
 import xxhash
 
 from allfold_agent.edges.connections import EdgeCounters, tune
+from allfold_agent.edges.incoming import LinkRate
 from allfold_agent.edges.received_files import MissingFile, ReceivedFiles
 from allfold_agent.groups.lane.outgoing import TAKES_FILES, Payload
 from allfold_agent.runtime.lane_thread import LaneThread
@@ -98,6 +99,7 @@ class LaneIn:
         node: the other one.
         sink: takes the frames that come.
         payloads: memory for those.
+        rate: at which payloads come.
         on_lost: told when the connection has ended.
     """
 
@@ -109,11 +111,13 @@ class LaneIn:
         sink: FrameSink,
         payloads: Payloads,
         counters: EdgeCounters,
+        rate: LinkRate,
         on_lost: Callable[[Exception], None],
     ) -> None:
         tune(connected)
         connected.setblocking(False)
         self._node = node
+        self._rate = rate
         self._socket = connected
         self._thread = thread
         self._sink = sink
@@ -206,11 +210,14 @@ class LaneIn:
         incoming.got = self._filled - start
         payload[: incoming.got] = self._view[start : self._filled]
         self._long = incoming
+        missing = header.length - incoming.got
+        self._rate.begin(missing, crosses_a_wire=crosses_a_wire(self._socket))
         return self._filled
 
     def _take_if_whole(self, incoming: Incoming) -> None:
         if incoming.got == incoming.header.length:
             self._long = None
+            self._rate.end()
             self._take(incoming.header, incoming.payload, is_there=incoming.is_there)
 
     def _take(self, header: FrameHeader, payload: Payload, *, is_there: bool) -> None:

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from allfold_agent.edges.connections import EdgeCounters
+from allfold_agent.edges.incoming import LinkRate
 from allfold_agent.edges.opening import EdgeRequest
 from allfold_agent.groups.epoch import GroupEpoch, NodeResources
 from allfold_agent.groups.lane.exchange import LaneExchange, RankInput
@@ -183,6 +184,11 @@ class LaneKeeper:
         """The traffic with other nodes: direction, peer and counters. From any thread."""
         links = self._links
         return iter(()) if links is None else links.counters()
+
+    def rates(self) -> dict[str, LinkRate]:
+        """The rate at which payloads come from each node. From any thread."""
+        links = self._links
+        return {} if links is None else links.rates()
 
     def sending(self) -> list[tuple[str, socket.socket]]:
         """Return the connections on which this node sends, with the node at the other end."""

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from time import monotonic
 
 from allfold_agent.edges.connections import EdgeCounters
+from allfold_agent.edges.incoming import LinkRate
 from allfold_agent.groups.lane.incoming import FrameSink, LaneIn, Payloads
 from allfold_agent.groups.lane.outgoing import LaneOut
 from allfold_agent.runtime.lane_thread import LaneThread
@@ -36,6 +37,7 @@ class LaneLink:
     Attributes:
         outgoing: the connection on which it sends, if there is one.
         incoming: that on which it receives.
+        rate: at which payloads come.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class LaneLink:
     ) -> None:
         self.node = node
         self.sent, self.received = EdgeCounters(), EdgeCounters()
+        self.rate = LinkRate()
         self.outgoing: LaneOut | None = None
         self.incoming: LaneIn | None = None
         self._thread = thread
@@ -89,6 +92,7 @@ class LaneLink:
             self._sink,
             self._payloads,
             self.received,
+            self.rate,
             self._lose_in,
         )
         self.incoming.start(early)

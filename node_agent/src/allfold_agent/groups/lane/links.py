@@ -10,6 +10,7 @@ from threading import Event
 
 from allfold_agent.edges.connections import EdgeCounters
 from allfold_agent.edges.edges import DialFrom
+from allfold_agent.edges.incoming import LinkRate
 from allfold_agent.edges.members import GroupLife, GroupNodes
 from allfold_agent.edges.opening import EdgeOpener, EdgeRequest, Traffic
 from allfold_agent.groups.lane.incoming import FrameSink, Payloads
@@ -196,6 +197,10 @@ class LaneLinks:
         """Return the connections on which this node sends, with the node at the other end."""
         found = ((node, link.sending) for (node, _), link in list(self._links.items()))
         return [(node, connected) for node, connected in found if connected is not None]
+
+    def rates(self) -> dict[str, LinkRate]:
+        """The rate at which payloads come from each node. From any thread."""
+        return {node: link.rate for (node, _), link in list(self._links.items())}
 
     def counters(self) -> Iterator[tuple[str, str, EdgeCounters]]:
         """The traffic of each link: direction, peer and counters. From any thread."""
