@@ -86,16 +86,8 @@ def test_more_async_ops_than_there_are_slots_are_right_and_the_lane_opens_again(
 def test_a_lane_that_closes_amid_results_in_parts_gives_each_rank_its_own(
     lane: Job, services: Services
 ) -> None:
-    """A burst has more ops than slots, so that some come as messages."""
-    for _ in range(6):
-        assert lane.run(lane_programs.burst_in_parts, count=60) == [60] * lane.world_size
-        await_lane(services, lane)
-
-
-def test_a_lane_that_closes_after_very_many_results_in_parts_is_opened_again(
-    lane: Job, services: Services
-) -> None:
-    assert lane.run(lane_programs.many_in_parts, count=150) == [150] * lane.world_size
+    """Behind many that are done; a burst has more ops than slots, so that some are messages."""
+    assert lane.run(lane_programs.many_in_parts, count=64) == [64] * lane.world_size
     assert lane.run(lane_programs.burst_in_parts, count=60) == [60] * lane.world_size
     await_lane(services, lane)
 
