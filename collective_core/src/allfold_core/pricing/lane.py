@@ -5,12 +5,15 @@ Pure functions of the plan, so every node comes to the same.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from allfold_core.operations import AUTO, Kind
 from allfold_core.plan import Plan
 from allfold_core.pricing.predict import predict
 from allfold_core.schedules.registry import candidates
 from allfold_core.short_lane.choice import LaneRules
 from allfold_core.short_lane.page import SLOT_BYTES
+from allfold_core.topology import LinkModel
 
 MOST_NODES = 8
 """Each node sends every other one a frame for each op, which is too many beyond."""
@@ -51,8 +54,13 @@ def lane_rules(plan: Plan) -> LaneRules:
     if nodes > MOST_NODES:
         return LaneRules({})
     asked = plan.options.strategies
+    ranks = max(len(member.ranks) for member in plan.members)
+    longest = LONGEST_BYTES if ranks == 1 else _LONGEST_OF_SEVERAL // ranks
+    if plan.layout.slow:
+        # Which detours around slow links are worth it, only the long lane knows.
+        longest = SLOT_BYTES
     kinds = [kind for kind in _STRATEGIES if asked.get(kind.label, AUTO) == AUTO]
-    return LaneRules({kind: _most_bytes(kind, plan) for kind in kinds})
+    return LaneRules({kind: _most_bytes(kind, nodes, plan.links, longest) for kind in kinds})
 
 
 def lane_strategy(kind: Kind, plan: Plan, nbytes: int) -> str:
@@ -63,31 +71,24 @@ def lane_strategy(kind: Kind, plan: Plan, nbytes: int) -> str:
     Args:
         nbytes: what travels, of the tensor or of all blocks.
     """
-    names = _STRATEGIES[kind]
-    return min(names, key=lambda name: _seconds(kind, name, plan, nbytes))
+    return _strategy(kind, len(plan.members), plan.links, nbytes)
 
 
-def _most_bytes(kind: Kind, plan: Plan) -> int:
-    """Return the longest input or output of an op for which the lane is no slower.
+@lru_cache(maxsize=4096)
+def _strategy(kind: Kind, nodes: int, links: LinkModel, nbytes: int) -> str:
+    return min(_STRATEGIES[kind], key=lambda name: predict(kind, name, nodes, nbytes, links))
 
-    Which detours around slow links are worth it, only the long lane knows, so where there are any
-    it is a slot at most.
-    """
-    most, ranks = LONGEST_BYTES, max(len(member.ranks) for member in plan.members)
-    while ranks > 1 and most * ranks > _LONGEST_OF_SEVERAL:
-        most //= 2
-    if plan.layout.slow:
-        most = SLOT_BYTES
-    while most > _FEWEST_BYTES and not _is_faster(kind, plan, most):
+
+@lru_cache(maxsize=256)
+def _most_bytes(kind: Kind, nodes: int, links: LinkModel, longest: int) -> int:
+    """Return the longest input or output of an op for which the lane is no slower."""
+    most = 1 << longest.bit_length() - 1
+    while most > _FEWEST_BYTES and not _is_faster(kind, nodes, links, most):
         most //= 2
     return most
 
 
-def _is_faster(kind: Kind, plan: Plan, nbytes: int) -> bool:
-    ours = _seconds(kind, lane_strategy(kind, plan, nbytes), plan, nbytes)
-    best = min(_seconds(kind, name, plan, nbytes) for name in candidates(kind))
+def _is_faster(kind: Kind, nodes: int, links: LinkModel, nbytes: int) -> bool:
+    ours = predict(kind, _strategy(kind, nodes, links, nbytes), nodes, nbytes, links)
+    best = min(predict(kind, name, nodes, nbytes, links) for name in candidates(kind))
     return ours <= best + _SAVED_SECONDS + nbytes * _SAVED_SECONDS_PER_BYTE
-
-
-def _seconds(kind: Kind, strategy: str, plan: Plan, nbytes: int) -> float:
-    return predict(kind, strategy, len(plan.members), nbytes, plan.links)
