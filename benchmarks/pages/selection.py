@@ -13,7 +13,7 @@ ABSENT = "–"
 
 
 class Mode(NamedTuple):
-    """What is between the nodes, and so many seconds of computing before each op."""
+    """A network between the nodes, and the seconds of computing before each op."""
 
     network: str
     computing: float

@@ -185,7 +185,7 @@ def test_a_place_is_in_use_until_the_result_was_copied_out(made: Ranks) -> None:
 def test_a_short_op_behind_it_that_is_done_first_does_not_free_the_place(
     made: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However that one is finished: as others are, or at once."""
+    """That one is finished as others are, or at once."""
     _, long = started(made)
     _, short = started(made, numel=4)
     publish(made, 0, 42.0)

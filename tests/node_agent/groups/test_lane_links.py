@@ -295,7 +295,7 @@ def test_traffic_is_counted_by_link_and_direction(network: Network) -> None:
 
 
 def test_links_have_sent_once_each_of_them_has(network: Network) -> None:
-    """What they are told to let go of before that may be written to, and comes as it was."""
+    """Memory that they have let go of may be written to; what was sent of it comes as it was."""
     network.connect()
     node, other = network.nodes["node0"], network.nodes["node1"]
     read = Event()

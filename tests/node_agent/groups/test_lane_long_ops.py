@@ -272,7 +272,7 @@ def test_as_many_results_as_there_are_slots_may_be_in_use(two: Exchanges) -> Non
 def test_the_memory_of_an_op_is_held_until_all_nodes_are_known_to_have_its_result(
     either: Exchanges,
 ) -> None:
-    """What is held for others is not divided yet."""
+    """The sum that is held for others is not divided yet."""
     either.open()
     either.post_all(FIRST, MEAN)
     either.run()

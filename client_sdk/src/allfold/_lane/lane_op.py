@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from allfold._lane.short_lane import RankLane
 
 Ends = tuple[Region, Region]
-"""Where the input of a call, and its result, lie in the arena."""
+"""The regions of the arena in which a call has its input and its result."""
 
 # After so long the agent is asked to look whether the op can be finished; again after twice that.
 _ASK_SECONDS = 0.05

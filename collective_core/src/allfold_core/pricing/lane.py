@@ -34,7 +34,7 @@ _STRATEGIES = {
     Kind.ALL_TO_ALL: ("direct",),
     Kind.BARRIER: ("direct",),
 }
-"""What the lane does between nodes, as strategies say it."""
+"""By kind, the strategies whose exchange between nodes the lane can do."""
 
 # What an op of the long lane takes beside what its strategy is predicted to take, per op and per
 # byte: it passes through several threads, and its result is copied once more.

@@ -17,7 +17,7 @@ from allfold_agent.runtime.tunnels import crosses_a_wire
 from allfold_core.protocol.frames import HEADER_SIZE, FrameHeader, FrameType, SharedRange
 
 TAKES_FILES = b"f"
-"""What the receiver says where a sender on its machine may pass files."""
+"""The receiver's message to a sender on its machine that it may pass files."""
 
 # What is shorter is sent itself, to a node on this machine as well.
 _SHARED_BYTES = 32 * 1024

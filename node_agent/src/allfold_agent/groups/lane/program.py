@@ -43,7 +43,7 @@ Chunk = tuple[int, int, int]
 
 
 class _Source(NamedTuple):
-    """Where a chunk that this node brings comes from.
+    """The place of a chunk that this node brings.
 
     Attributes:
         row: the input in which it lies as it is; -1 if it has to be put together.
@@ -114,7 +114,7 @@ class LaneProgram:
     # What travels
 
     def _after(self, node: int) -> Sequence[int]:
-        """The other nodes, so that not all send to the same one first."""
+        """Return the other nodes from the next one on, so that not all send to one node first."""
         return [*self._nodes[node + 1 :], *self._nodes[:node]]
 
     def _layout(self, root: int, world_size: int) -> NodeParts:
@@ -172,7 +172,7 @@ class LaneProgram:
             yield start, min(start + step, part.stop)
 
     def _chunks_from(self, node: int) -> Iterator[Chunk]:
-        """What a node sends at once: the first chunk to everybody, then the second.
+        """Yield the chunks that a node sends at once: the first to everybody, then the second.
 
         Where there is nothing to send, an empty frame at the end of the index space says that the
         node has called, and that it has the result of the op before.

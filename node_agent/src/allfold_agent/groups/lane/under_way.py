@@ -53,7 +53,7 @@ class HeldResult(NamedTuple):
 
 
 class OpUnderWay:
-    """What has come of an op, and what is still missing.
+    """An op whose chunks come from other nodes, and those that are still missing.
 
     Args:
         place: of its result in the page; -1 where it is in the slot.
