@@ -14,6 +14,7 @@ from allfold_agent.groups.epoch import GroupEpoch, NodeResources
 from allfold_agent.groups.group import NodeGroup
 from allfold_agent.groups.lane.exchange import LaneExchange
 from allfold_agent.groups.lane.keeper import LaneKeeper
+from allfold_agent.groups.lane.kept_results import KeptResults
 from allfold_agent.groups.lane.short_lane import NodeLane
 from allfold_agent.runtime.rank_arena import RankArena
 from allfold_core.dtypes import DType
@@ -50,7 +51,7 @@ class OneRank:
         self.nodes = NodesOfALane(placement)
         record = first_epoch(self.nodes.plan)
         epoch = SimpleNamespace(plan=self.nodes.plan, record=record, ordinal=0)
-        exchange = SimpleNamespace(open=lambda _: None, published=0)
+        exchange = SimpleNamespace(open=lambda _: None, results=KeptResults([]))
         make = (lambda *_: cast(LaneExchange, exchange)) if len(placement) > 1 else None
         self.lane = NodeLane(cast(GroupEpoch, epoch), "node0", make)
         self.arena = arena_of_one_segment()

@@ -210,7 +210,7 @@ def test_what_is_kept_is_the_result_itself_unless_that_is_divided_or_rounded(
     run = Run(nodes, all_reduce(50, dtype, op), [bytes(50 * dtype.itemsize)] * 9)
     for program, memory in zip(run.programs, run.memories, strict=True):
         assert program.kept_bytes == 50 * apart
-        assert (memory.kept.tensor.data_ptr() == memory.result.data_ptr()) is (not apart)
+        assert (memory.kept.tensor.data_ptr() == memory.result.tensor.data_ptr()) is (not apart)
 
 
 def test_inputs_stay_as_they_were(nodes: NodesOfALane) -> None:

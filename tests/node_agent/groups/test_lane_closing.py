@@ -24,7 +24,7 @@ def test_nothing_is_published_once_the_lane_is_closed(two: Exchanges) -> None:
     two.close(0)
     two.run()
     assert two.published(FIRST) == [False, True]
-    assert two.all[0].published == FIRST
+    assert two.all[0].results.end == FIRST
 
 
 def test_an_op_that_is_finished_as_the_lane_is_closed_is_not_published(two: Exchanges) -> None:
@@ -35,7 +35,7 @@ def test_an_op_that_is_finished_as_the_lane_is_closed_is_not_published(two: Exch
     two.links[0].when_asked = lambda: two.close(0)
     two.run()
     assert two.published(FIRST) == [False, True]
-    assert not two.all[0].held()
+    assert not two.all[0].results.held()
 
 
 def test_an_op_of_before_is_not_published_though_the_lane_is_open_again(two: Exchanges) -> None:
@@ -51,7 +51,7 @@ def test_an_op_of_before_is_not_published_though_the_lane_is_open_again(two: Exc
     two.links[0].when_asked = close_and_open
     two.run()
     assert two.published(FIRST) == [False, True]
-    assert two.all[0].published == FIRST + 20
+    assert two.all[0].results.end == FIRST + 20
 
 
 def test_what_is_held_is_what_other_nodes_may_lack(group: Exchanges) -> None:
@@ -62,13 +62,13 @@ def test_what_is_held_is_what_other_nodes_may_lack(group: Exchanges) -> None:
     # The others' frames of the last op have said that they had all those before it.
     last = FIRST + 2
     for each in group.all:
-        assert each.final_everywhere() == last
-        assert list(each.held()) == [last]
+        assert each.results.final_everywhere() == last
+        assert list(each.results.held()) == [last]
     group.post_all(last + 1)
     group.step()
     group.close(0)
-    assert list(group.all[0].held()) == [last]
-    assert floats(group.all[0].held()[last].bytes) == [total(group, last)] * 4
+    assert list(group.all[0].results.held()) == [last]
+    assert floats(group.all[0].results.held()[last].bytes) == [total(group, last)] * 4
 
 
 def test_a_node_that_is_behind_has_all_that_it_lacks_held_by_the_others() -> None:
@@ -80,8 +80,8 @@ def test_a_node_that_is_behind_has_all_that_it_lacks_held_by_the_others() -> Non
     group.deliver(2)
     group.step(0)  # node0 has the op, the others lack the frame of node0
     assert group.published(FIRST) == [True, False, False]
-    assert list(group.all[0].held()) == [FIRST]
-    assert not group.all[1].held()
+    assert list(group.all[0].results.held()) == [FIRST]
+    assert not group.all[1].results.held()
 
 
 def test_frames_and_results_of_an_earlier_time_do_not_count_once_it_is_opened_again(
@@ -94,13 +94,13 @@ def test_frames_and_results_of_an_earlier_time_do_not_count_once_it_is_opened_ag
     two.step()
     header, payload = frame(FIRST + 2)
     two.take(0, "node1", header._replace(behind=2), payload)
-    assert list(two.all[0].held()) == [FIRST]
+    assert list(two.all[0].results.held()) == [FIRST]
     for node in (0, 1):
         two.close(node)
     two.step()
     later = FIRST + 20
     two.open(later)
-    assert not two.all[0].held()
+    assert not two.all[0].results.held()
     two.deliver()
     two.post_all(later)
     two.run()

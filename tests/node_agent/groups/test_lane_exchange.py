@@ -30,7 +30,7 @@ def test_every_rank_finds_the_results_of_one_op_after_the_other(group: Exchanges
         for rank in range(group.nodes.plan.world_size):
             assert group.sum_at(rank, seq) == [total(group, seq)] * 4
         assert all(group.published(seq))
-    assert {each.published for each in group.all} == {FIRST + 20}
+    assert {each.results.end for each in group.all} == {FIRST + 20}
     assert not any(group.troubles)
 
 
@@ -39,7 +39,7 @@ def test_a_burst_of_ops_is_done_in_their_order(group: Exchanges) -> None:
     for seq in range(FIRST, FIRST + 8):
         group.post_all(seq)
     group.run()
-    assert {each.published for each in group.all} == {FIRST + 8}
+    assert {each.results.end for each in group.all} == {FIRST + 8}
     for seq in range(FIRST, FIRST + 8):
         assert group.sum_at(0, seq) == [total(group, seq)] * 4
 

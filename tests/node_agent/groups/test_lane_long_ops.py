@@ -277,11 +277,11 @@ def test_the_memory_of_an_op_is_held_until_all_nodes_are_known_to_have_its_resul
     either.post_all(FIRST, MEAN)
     either.run()
     assert either.sum_in_place(0, FIRST, MEAN) == [total(either, FIRST) / 2] * NUMEL
-    assert floats(either.all[0].held()[FIRST].bytes) == [total(either, FIRST)] * NUMEL
+    assert floats(either.all[0].results.held()[FIRST].bytes) == [total(either, FIRST)] * NUMEL
     assert either.pools[0].held_bytes
     either.post_all(FIRST + 1, LONG)
     either.run()
-    assert list(either.all[0].held()) == [FIRST + 1]
+    assert list(either.all[0].results.held()) == [FIRST + 1]
     assert not either.pools[0].held_bytes, "only the mean needs memory beside the page"
 
 
@@ -292,9 +292,9 @@ def test_memory_of_results_is_kept_until_the_lane_is_opened_again_or_over(two: E
     two.run()
     for node in (0, 1):
         two.close(node)
-        two.all[node].set_aside()
+        two.all[node].results.set_aside()
         two.step()
-        assert not two.all[node].held()
+        assert not two.all[node].results.held()
         assert two.pools[node].held_bytes
     two.open(FIRST + 8, nodes=[0])
     two.all[1].end()
@@ -344,7 +344,7 @@ def test_a_lane_that_is_closed_between_two_ops_has_nothing_to_let_go(two: Exchan
     two.close(0)
     two.step()
     assert not two.links[0].lets_go
-    assert list(two.all[0].held()) == [FIRST]
+    assert list(two.all[0].results.held()) == [FIRST]
 
 
 def test_an_op_that_is_whole_as_the_lane_is_closed_is_not_published_and_lets_go(
@@ -356,7 +356,7 @@ def test_an_op_that_is_whole_as_the_lane_is_closed_is_not_published_and_lets_go(
     two.links[0].when_asked = lambda: two.close(0)
     two.run()
     assert two.published(FIRST) == [False, True]
-    assert not two.all[0].held()
+    assert not two.all[0].results.held()
     two.all[0].end()
     two.step()
     assert not two.pools[0].held_bytes

@@ -102,9 +102,9 @@ def test_parts_are_remembered_until_they_are_final_everywhere(two: Exchanges) ->
         post(two, seq)
         two.run()
     last = FIRST + 63
-    assert [seq for seq, _ in two.all[0].parts()] == [last]
+    assert [seq for seq, _ in two.all[0].results.parts()] == [last]
     assert two.finals[0] == [last]
-    assert two.all[0].known_final == last
+    assert two.all[0].results.known_final == last
 
 
 def test_parts_behind_an_open_op_of_the_long_lane_are_remembered_but_not_without_end(
@@ -115,7 +115,7 @@ def test_parts_behind_an_open_op_of_the_long_lane_are_remembered_but_not_without
     for seq in range(FIRST, FIRST + 150):
         post(two, seq)
         two.run()
-    assert len(two.all[0].parts()) == 128
+    assert len(two.all[0].results.parts()) == 128
     assert not two.finals[0]
     assert len(two.troubles[0]) == 1
     assert "an earlier one is still open" in two.troubles[0][0]

@@ -17,6 +17,8 @@ from threading import Thread
 from time import monotonic
 from typing import Protocol
 
+import numpy as np
+
 from allfold_agent.runtime.locks import make_lock
 from allfold_agent.runtime.threads import start_thread
 
@@ -114,6 +116,7 @@ class LaneThread:
         os.eventfd_read(self.wake_descriptor)
 
     def _run(self) -> None:
+        np.seterr(all="ignore")  # of this thread: its ops fold with NumPy
         spin_until = 0.0
         while not self._closing:
             if self._look(0.0):

@@ -12,12 +12,13 @@ from functools import partial
 from time import monotonic
 
 from allfold_agent.groups.epoch import GroupEpoch
+from allfold_agent.groups.lane.kept_results import HeldResult, KeptResults
 from allfold_agent.groups.lane.links import LaneLinks
 from allfold_agent.groups.lane.op_memory import Outgoing, Places, SharedBytes
 from allfold_agent.groups.lane.outgoing import Payload
 from allfold_agent.groups.lane.page import AgentPage, NextPost
 from allfold_agent.groups.lane.program import LaneProgram
-from allfold_agent.groups.lane.under_way import EarlyFrame, HeldResult, OpUnderWay
+from allfold_agent.groups.lane.under_way import EarlyFrame, OpUnderWay
 from allfold_agent.groups.outcomes import OpTable
 from allfold_agent.runtime.buffers import Buffer, BufferPool
 from allfold_agent.runtime.lane_thread import LaneThread
@@ -49,8 +50,7 @@ class LaneExchange:
 
     Attributes:
         is_open: True while ops go by the lane; changed with the table's lock held.
-        published: the end of the ops whose results the local ranks have.
-        known_final: the end of the ops that were found to be final on all nodes.
+        results: what the local ranks have, and other nodes may lack.
     """
 
     def __init__(
@@ -69,8 +69,6 @@ class LaneExchange:
         on_final: Callable[[int], None],
     ) -> None:
         self.is_open = False
-        self.published = 0
-        self.known_final = 0
         self._epoch = epoch
         self._page = page
         self._rank_input = rank_input
@@ -85,19 +83,16 @@ class LaneExchange:
         self._names = [member.node for member in epoch.plan.members]
         self._me = self._names.index(node)
         self._others = [name for name in self._names if name != node]
+        self._indices = {name: self._names.index(name) for name in self._others}
+        self.results = KeptResults(self._others)
         self._programs: dict[bytes, LaneProgram] = {}
         self._early: dict[int, list[EarlyFrame]] = {}  # by op
-        self._published: dict[int, HeldResult] = {}  # the latest ones
-        # Of a time that is over: nodes on this machine that do not know that yet may still read it.
-        self._left: list[HeldResult] = []
         self._places = Places(page)
-        self._far: dict[str, int] = dict.fromkeys(self._others, 0)
         self._messages: set[int] = set()  # the ops that local ranks do in the long lane
         self._ends = [0.0] * page.layout.slots  # by slot, when its last op was published
         self._is_stopped = False  # by trouble, until the lane is opened again
         self._op: OpUnderWay | None = None
         self._held_part: OpUnderWay | None = None
-        self._in_parts: dict[int, LaneProgram] = {}  # by op, those that may not be final everywhere
 
     @property
     def wake_descriptor(self) -> int:
@@ -109,9 +104,7 @@ class LaneExchange:
     def open(self, first: int) -> None:
         """Take the ops from this one on into the lane."""
         self._is_stopped = False
-        self.published = first
-        self.drop()
-        self._in_parts, self.known_final = {}, 0
+        self.results.open(first)
         self._messages = set()
         # Last of these: the lane's thread looks at it without the lock.
         self.is_open = True
@@ -127,11 +120,7 @@ class LaneExchange:
 
     def end(self) -> None:
         """Let go of all memory: all nodes have closed the lane, and it is not opened again."""
-        self._thread.call(self.drop)  # behind what close() has asked for
-
-    def final_everywhere(self) -> int:
-        """Return the end of the ops whose results all nodes are known to have."""
-        return min((self.published, *self._far.values()))
+        self._thread.call(self.results.drop)  # behind what close() has asked for
 
     def note_message(self, seq: int) -> bool:
         """Note an op that a local rank sent as a message; return True if others do it here."""
@@ -146,18 +135,23 @@ class LaneExchange:
         op = self._op
         if op is not None and op.seq == seq:
             heard = op.words if op.is_held else heard | op.heard
-        return tuple(node for node in self._others if self._names.index(node) not in heard)
+        return tuple(node for node in self._others if self._indices[node] not in heard)
 
     def published_at(self, slot: int) -> float:
         """Return when the last op of a slot was published (monotonic)."""
         return self._ends[slot]
+
+    def take_held_part(self) -> tuple[int, HeldResult] | None:
+        """Return the op of which this node holds its part, and nobody here has it; once closed."""
+        op, self._held_part = self._held_part, None
+        return None if op is None else (op.seq, op.hold())
 
     # In the lane's thread
 
     def _begin_serving(self, first: int) -> None:
         self._end_serving()
         self._early = {seq: frames for seq, frames in self._early.items() if seq >= first}
-        self._far = dict.fromkeys(self._others, 0)
+        self.results.forget_others()
         self._places.clear()
         self._thread.add(self)
 
@@ -166,7 +160,7 @@ class LaneExchange:
         if self._op is not None:
             # Its memory will be used for something else.
             self._links.let_go()
-            self._left.append(self._op.hold())
+            self.results.leave(self._op.hold())
             self._op = None
 
     def announce(self, blocks: bool) -> None:
@@ -177,10 +171,10 @@ class LaneExchange:
         op = self._op
         if op is None or header.seq != op.seq or not self._is_ours(node, header):
             return None
-        return op.destination(self._names.index(node), header.offset, header.length)
+        return op.destination(self._indices[node], header.offset, header.length)
 
     def _is_ours(self, node: str, header: FrameHeader) -> bool:
-        return header.stamp == self._epoch.packed_stamp and node in self._far
+        return header.stamp == self._epoch.packed_stamp and node in self._indices
 
     def take(
         self, node: str, header: FrameHeader, payload: Payload, *, is_there: bool = False
@@ -194,20 +188,21 @@ class LaneExchange:
             return
         seq, op = header.seq, self._op
         if self.is_open:
-            if seq < self.published:
+            if seq < self.results.end:
                 return
-            self._far[node] = max(seq - header.behind, self._far[node])
-        if header.type is FrameType.SIGNAL:
-            if op is not None and op.seq == seq:
-                op.words.add(self._names.index(node))
-            return
-        frame = EarlyFrame(self._names.index(node), header.offset, header.fingerprint, payload)
+            self.results.hear(node, seq - header.behind)
+        index = self._indices[node]
         if op is not None and op.seq == seq:
-            self._guarded(lambda: self._feed(op, frame, is_there=is_there))
+            if header.type is FrameType.SIGNAL:
+                op.words.add(index)
+            else:
+                self._guarded(partial(self._feed, op, index, header, payload, is_there=is_there))
+            return
+        if header.type is FrameType.SIGNAL:
             return
         if seq not in self._early and len(self._early) >= _MOST_EARLY:
             del self._early[min(self._early)]
-        self._early.setdefault(seq, []).append(frame)
+        self._early.setdefault(seq, []).append(EarlyFrame(index, header, payload))
         if self.is_open and seq in self._messages and not self._is_stopped:
             self._stop(f"node {node} does op {seq} in the short lane, ranks here in the long one")
 
@@ -240,10 +235,10 @@ class LaneExchange:
     def _hold(self, op: OpUnderWay) -> bool:
         """Say that this node has its part: after that it keeps it until all others have theirs."""
         with self._table.lock:
-            if not self.is_open or op.seq < self.published:
+            if not self.is_open or op.seq < self.results.end:
                 return False
             op.is_held = True
-        behind, stamp = op.seq - self.published, self._epoch.packed_stamp
+        behind, stamp = op.seq - self.results.end, self._epoch.packed_stamp
         for name in self._others:
             link = self._links.sender_to(name)
             if link is not None:
@@ -252,7 +247,7 @@ class LaneExchange:
 
     def _begin(self) -> bool:
         """Send what the local ranks have posted, once all have posted the next op."""
-        post = self._page.next_post(self.published)
+        post = self._page.next_post(self.results.end)
         if post is None:
             return False
         if post.is_mixed:
@@ -268,8 +263,8 @@ class LaneExchange:
             op.is_held = program.gets_nothing  # from the first frame on, which says so
             self._op = op
         self._send(op, op.begin())
-        for frame in self._early.pop(op.seq, ()):
-            self._feed(op, frame)
+        for node, header, payload in self._early.pop(op.seq, ()):
+            self._feed(op, node, header, payload)
         return True
 
     def _learn(self, packed: bytes) -> LaneProgram:
@@ -281,52 +276,56 @@ class LaneExchange:
         return program
 
     def _send(self, op: OpUnderWay, frames: Iterable[Outgoing]) -> None:
-        behind, stamp = op.seq - self.published, self._epoch.packed_stamp
+        behind, stamp = op.seq - self.results.end, self._epoch.packed_stamp
         for node, start, payload, place in frames:
             link = self._links.sender_to(self._names[node])
             if link is not None:
                 link.send(op.seq, stamp, op.digest, behind, start, payload, place)
 
-    def _feed(self, op: OpUnderWay, frame: EarlyFrame, *, is_there: bool = False) -> bool:
-        name = self._names[frame.node]
-        if frame.digest != op.digest:
-            self._stop(f"op {op.seq} is another call on node {name}")
+    def _feed(
+        self,
+        op: OpUnderWay,
+        node: int,
+        header: FrameHeader,
+        payload: Payload,
+        *,
+        is_there: bool = False,
+    ) -> bool:
+        if header.fingerprint != op.digest:
+            self._stop(f"op {op.seq} is another call on node {self._names[node]}")
             return False
-        self._send(op, op.take(frame.node, frame.start, frame.payload, is_there=is_there))
+        frames = op.take(node, header.offset, payload, is_there=is_there)
+        if frames:
+            self._send(op, frames)
         return True
 
     def _finish(self, op: OpUnderWay) -> bool:
         """Publish the result of an op, now that all is there that others send."""
         with self._table.lock:
             # It may have been closed, or even opened again from a later op on.
-            if not self.is_open or op.seq < self.published:
+            if not self.is_open or op.seq < self.results.end:
                 return False
             self._op = None  # not before: whoever closes the lane has to find what is held
             self._page.publish(op.seq, op.slot, op.place)
             self._ends[op.slot] = monotonic()
-            self.published = op.seq + 1
-            self._drop_final()
-            self._published[op.seq] = op.hold()
-            if op.program.is_in_parts:  # a round may ask for it until it is final everywhere
-                self._in_parts[op.seq] = op.program
+            self.results.add(op.seq, op.hold())
         # Behind the word, at which whoever is woken looks.
         self._page.wake_for_result(op.slot)
         self._on_published()
-        if op.program.is_in_parts and not len(self._in_parts) % _PARTS_AT_ONCE:
+        if op.program.is_in_parts and not self.results.number_of_parts % _PARTS_AT_ONCE:
             self._tell_final()
         return True
 
     def _tell_final(self) -> None:
         """Forget the parts that all nodes have, unless an earlier op of the long lane is open."""
         with self._table.lock:
-            end = self.final_everywhere()
+            end = self.results.final_everywhere()
             are_final = self._are_final(end)
             if are_final:
-                self.known_final = end
-                self._in_parts = {seq: each for seq, each in self._in_parts.items() if seq >= end}
+                self.results.pass_parts(end)
         if are_final:
             self._on_final(end)
-        elif len(self._in_parts) >= _MOST_PARTS:
+        elif self.results.number_of_parts >= _MOST_PARTS:
             self._stop(f"{_MOST_PARTS} ops are done, and an earlier one is still open")
 
     def _stop(self, reason: str) -> None:
@@ -347,7 +346,7 @@ class LaneExchange:
             if found is None:
                 return None
             inputs.append(found)
-        place = self._places.take(post.seq, self.final_everywhere())
+        place = self._places.take(post.seq, self.results.final_everywhere())
         buffers: list[Buffer] = []
         kept, own = (
             self._room(nbytes, buffers) for nbytes in (program.kept_bytes, program.own_bytes)
@@ -357,7 +356,7 @@ class LaneExchange:
         return OpUnderWay(post, program, memory, place, tuple(buffers), free)
 
     def rest(self) -> None:
-        self._places.rest(self.final_everywhere())
+        self._places.rest(self.results.final_everywhere())
         self._links.rest()
 
     def _room(self, nbytes: int, buffers: list[Buffer]) -> SharedBytes | None:
@@ -366,35 +365,3 @@ class LaneExchange:
         buffer = self._buffers.take(nbytes, shared=True)
         buffers.append(buffer)
         return SharedBytes(buffer.bytes, buffer, 0)
-
-    # The results that other nodes may need, with the table's lock held
-
-    def held(self) -> dict[int, HeldResult]:
-        """Return the results of published ops that other nodes may not have."""
-        since = self.final_everywhere()
-        return {seq: each for seq, each in self._published.items() if seq >= since}
-
-    def parts(self) -> list[tuple[int, LaneProgram]]:
-        """Return the ops of which the local ranks have their parts, as far as others may ask."""
-        return list(self._in_parts.items())
-
-    def take_held_part(self) -> tuple[int, HeldResult] | None:
-        """Return the op of which this node holds its part, and nobody here has it; once closed."""
-        op, self._held_part = self._held_part, None
-        return None if op is None else (op.seq, op.hold())
-
-    def set_aside(self) -> None:
-        """Publish no more results that are held."""
-        self._left += self._published.values()
-        self._published = {}
-
-    def drop(self) -> None:
-        """Let go of the memory of all ops, as all nodes have closed the lane."""
-        self.set_aside()
-        while self._left:
-            self._left.pop().release()
-
-    def _drop_final(self) -> None:
-        since = self.final_everywhere()
-        for seq in [each for each in self._published if each < since]:
-            self._published.pop(seq).release()

@@ -82,18 +82,19 @@ class LaneHandover:
         group, epoch = self._group, self._group.current
         machine, sessions = group.agreement.machine, lane.sessions
         # First: a node that knows that all have their parts says so, and reports none.
-        final, everywhere = lane.exchange.known_final, lane.exchange.final_everywhere()
+        results = lane.exchange.results
+        final, everywhere = results.known_final, results.final_everywhere()
         self.learn_final(everywhere if self.are_final(everywhere) else final)
-        for seq, result in sorted(lane.exchange.held().items()):
+        for seq, result in sorted(results.held().items()):
             if result.program.is_in_parts:
                 continue
             machine.hold(seq, dict.fromkeys(sessions, epoch.call_of(result.program.spec)))
             buffer = self._copy(result.bytes)
             group.results.keep_copy(seq, epoch.stamp, buffer, result.bytes.nbytes)
-        parts = [each for each in lane.exchange.parts() if each[0] > machine.floor]
+        parts = [each for each in results.parts() if each[0] > machine.floor]
         for seq, program in parts:
             machine.hold(seq, dict.fromkeys(sessions, epoch.call_of(program.spec)))
-        lane.exchange.set_aside()
+        results.set_aside()
 
     def _copy(self, raw: torch.Tensor) -> Buffer:
         buffer = self._resources.buffers.take(raw.nbytes)

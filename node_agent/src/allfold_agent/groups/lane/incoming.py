@@ -119,6 +119,7 @@ class LaneIn:
         self._node = node
         self._rate = rate
         self._socket = connected
+        self._crosses_a_wire = crosses_a_wire(connected)
         self._thread = thread
         self._sink = sink
         self._payloads = payloads
@@ -136,7 +137,7 @@ class LaneIn:
         self._view[: len(early)] = early
         self._thread.register(self._socket.fileno(), self._serve)
         try:
-            if self._payloads.files_come and not crosses_a_wire(self._socket):
+            if self._payloads.files_come and not self._crosses_a_wire:
                 self._socket.send(TAKES_FILES)
             self._take_frames()
         except (OSError, FrameError) as error:
@@ -172,7 +173,7 @@ class LaneIn:
 
     def _received_with_files(self, connected: socket.socket) -> int:
         room = self._view[self._filled :]
-        if crosses_a_wire(connected):
+        if self._crosses_a_wire:
             return _received(connected, room)
         count, rights, _, _ = connected.recvmsg_into([room], _RIGHTS_BYTES, _CLOSE_ON_EXEC)
         for _, _, data in rights:
@@ -211,7 +212,7 @@ class LaneIn:
         payload[: incoming.got] = self._view[start : self._filled]
         self._long = incoming
         missing = header.length - incoming.got
-        self._rate.begin(missing, crosses_a_wire=crosses_a_wire(self._socket))
+        self._rate.begin(missing, crosses_a_wire=self._crosses_a_wire)
         return self._filled
 
     def _take_if_whole(self, incoming: Incoming) -> None:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from allfold_agent.arithmetic.arrays import Array, array_of
 from allfold_agent.edges.outgoing import SharedMemory
 from allfold_agent.groups.lane.outgoing import FilePlace
 from allfold_agent.groups.lane.page import AgentPage
@@ -54,31 +55,41 @@ class Elements:
         at: the file, and where they begin in it; ``None`` for nowhere.
     """
 
-    __slots__ = ("_at", "_chunks", "_parts", "tensor")
+    __slots__ = ("_arrays", "_at", "_bytes", "_chunks", "tensor")
 
     def __init__(self, tensor: torch.Tensor, at: FilePlace | None) -> None:
         self.tensor = tensor
         self._at = at
+        self._bytes = tensor.view(torch.uint8).numpy().data if tensor.numel() else NOTHING
         # As the memory of slots is used again and again.
         self._chunks: dict[tuple[int, int], tuple[memoryview, FilePlace | None]] = {}
-        self._parts: dict[tuple[int, int], torch.Tensor] = {}
+        self._arrays: dict[tuple[int, int], Array] = {}
 
     def part(self, start: int, numel: int) -> torch.Tensor:
         """Return the elements of a range."""
-        found = self._parts.get((start, numel))
+        return self.tensor[start : start + numel]
+
+    def array(self, start: int, numel: int) -> Array:
+        """Return the elements of a range as an array."""
+        found = self._arrays.get((start, numel))
         if found is None:
-            found = self._parts[start, numel] = self.tensor[start : start + numel]
+            found = self._arrays[start, numel] = array_of(self.part(start, numel))
         return found
 
     def chunk(self, start: int, numel: int) -> tuple[memoryview, FilePlace | None]:
         """Return the bytes of a range, and where they are."""
         found = self._chunks.get((start, numel))
         if found is None:
-            part, place = self.part(start, numel), None
+            size, place = self.tensor.element_size(), None
             if self._at is not None:
-                place = self._at[0], self._at[1] + start * part.element_size()
-            found = self._chunks[start, numel] = _bytes_of(part), place
+                place = self._at[0], self._at[1] + start * size
+            payload = self._bytes[start * size : (start + numel) * size]
+            found = self._chunks[start, numel] = payload, place
         return found
+
+    def copy(self, start: int, numel: int, source: Elements, source_start: int) -> None:
+        """Copy elements of the same type to a range."""
+        self.chunk(start, numel)[0][:] = source.chunk(source_start, numel)[0]
 
 
 class OpMemory(NamedTuple):
@@ -94,18 +105,12 @@ class OpMemory(NamedTuple):
     inputs: Sequence[Elements]
     own: Elements
     kept: Elements
-    result: torch.Tensor
+    result: Elements
 
 
 def private(nbytes: int) -> SharedBytes | None:
     """Memory of this process; ``None`` for none."""
     return SharedBytes(torch.empty(nbytes, dtype=torch.uint8), None, 0) if nbytes else None
-
-
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    if not tensor.numel():
-        return NOTHING
-    return tensor.view(torch.uint8).numpy().data
 
 
 class Places:

@@ -52,6 +52,7 @@ class LaneOut:
         connected.setblocking(False)
         self.socket = connected
         self._thread = thread
+        self._crosses_a_wire = crosses_a_wire(connected)
         self._counters = counters
         self._on_lost = on_lost
         self._number = 0
@@ -96,7 +97,7 @@ class LaneOut:
         if place is not None and files is not None and _is_shared(place, nbytes):
             kind = FrameType.SHARED
             payload, descriptor = _range_of(files, *place, nbytes)
-        elif crosses_a_wire(out):
+        elif self._crosses_a_wire:
             digest = xxhash.xxh3_64_intdigest(payload)
         number, self._number = self._number, self._number + 1
         header = FrameHeader(
@@ -156,7 +157,7 @@ class LaneOut:
         said = out.recv(1)
         if not said:
             raise EOFError("the peer has closed the connection")
-        if said == TAKES_FILES and not crosses_a_wire(out):
+        if said == TAKES_FILES and not self._crosses_a_wire:
             self._files = SentFiles()
 
 

@@ -15,8 +15,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
+from allfold_agent.arithmetic.arrays import array_fold
 from allfold_agent.arithmetic.kernels import Arithmetic
 from allfold_agent.compilation.op_spec import OpSpec, sizes
 from allfold_agent.groups.lane.incoming import LONGEST_PAYLOAD
@@ -80,6 +82,7 @@ class LaneProgram:
         fingerprint = spec.fingerprint
         self.spec = spec
         self.arithmetic = arithmetic = Arithmetic(fingerprint, plan.world_size)
+        self._fold = array_fold(arithmetic)
         self._kind = kind = fingerprint.kind
         self._me = me
         self._placement = tuple(member.ranks for member in plan.members)
@@ -265,7 +268,7 @@ class LaneProgram:
         mine = held
         if own is not None:
             mine = Elements(self._elements(own.memory, self._parts.held), own.at)
-        return OpMemory(given, mine, held, out)
+        return OpMemory(given, mine, held, Elements(out, result.at))
 
     def _elements(self, memory: torch.Tensor, numel: int) -> torch.Tensor:
         arithmetic = self.arithmetic
@@ -290,9 +293,8 @@ class LaneProgram:
     def _move(self, memory: OpMemory, part: Part) -> None:
         """Copy what stays on this node, or what others take from the row, to its row."""
         (source,), numel = part.sources, part.slice.stop - part.slice.start
-        given = memory.inputs[self._ranks.index(source.rank)].tensor
-        place = self._row.place(part.slice.start)
-        memory.kept.tensor[place : place + numel] = given[source.offset : source.offset + numel]
+        given = memory.inputs[self._ranks.index(source.rank)]
+        memory.kept.copy(self._row.place(part.slice.start), numel, given, source.offset)
 
     def _brought(
         self, memory: OpMemory, start: int, made: set[int]
@@ -309,19 +311,20 @@ class LaneProgram:
         """Write a chunk of what this node brings to its row, folded in the accumulation type."""
         if not self._reduces and not self.is_in_parts:
             return  # it is in the row already
+        own, is_plain = memory.own, self.arithmetic.takes_inputs_as_they_are
         for part, low, high in self._parts.parts_in(start, self._stops[start]):
-            place = self._parts.place(low)
-            inputs = []
-            for end in part.sources:
-                at = end.offset + low - part.slice.start
-                inputs.append(
-                    memory.inputs[self._ranks.index(end.rank)].tensor[at : at + high - low]
-                )
-            out = memory.own.tensor[place : place + high - low]
-            if self._reduces:
-                self.arithmetic.fold_inputs(out, inputs)
+            place, numel, skipped = self._parts.place(low), high - low, low - part.slice.start
+            inputs = [
+                (memory.inputs[self._ranks.index(end.rank)], end.offset + skipped)
+                for end in part.sources
+            ]
+            if not self._reduces:
+                own.copy(place, numel, *inputs[0])
+            elif is_plain:
+                self._fold.fold(own.array(place, numel), [e.array(at, numel) for e, at in inputs])
             else:
-                out.copy_(inputs[0])
+                brought = [each.part(at, numel) for each, at in inputs]
+                self.arithmetic.fold_inputs(own.part(place, numel), brought)
 
     def is_folded(self, start: int) -> bool:
         """Return True if this node folds what comes at a place; else it takes it as it is."""
@@ -335,20 +338,17 @@ class LaneProgram:
             received: by node, the chunks of all others.
         """
         stop, source = self._stops[start], self._sources[start]
-        arithmetic, kept = self.arithmetic, memory.kept.part(start, stop - start)
-        row = memory.own
+        row, numel = memory.own, stop - start
         if source.row >= 0:
             row = memory.inputs[source.row]
         elif self._spreads or self._kind is not Kind.ALL_REDUCE:  # else it was sent to others too
             self._put_together(memory, start)
-        own = row.part(source.start, stop - start)
+        own = row.array(source.start, numel)
         operands = [
-            own
-            if node == self._me
-            else torch.frombuffer(received[node], dtype=arithmetic.kept_dtype)
+            own if node == self._me else np.frombuffer(received[node], own.dtype)
             for node in self._nodes
         ]
-        arithmetic.fold(kept, operands)
+        self._fold.fold(memory.kept.array(start, numel), operands)
         self.finish(memory, start, stop)
         if not self._spreads:
             return []
@@ -357,9 +357,13 @@ class LaneProgram:
 
     def finish(self, memory: OpMemory, start: int, stop: int) -> None:
         """Write the result of a chunk whose sum is there."""
-        if self.kept_bytes:
-            kept = memory.kept.part(start, stop - start)
-            self.arithmetic.finish([memory.result[start:stop]], kept)
+        if not self.kept_bytes:
+            return
+        kept, result, numel = memory.kept, memory.result, stop - start
+        if self.arithmetic.converts:
+            self.arithmetic.finish([result.part(start, numel)], kept.part(start, numel))
+        else:
+            self._fold.divide(result.array(start, numel), kept.array(start, numel))
 
     def destination(self, memory: OpMemory, start: int, stop: int) -> memoryview:
         """The memory of a chunk that is taken as it comes."""

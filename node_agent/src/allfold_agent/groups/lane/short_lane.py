@@ -244,7 +244,7 @@ class NodeLane:
 
     def _end(self) -> int:
         if self.exchange is not None:
-            return self.exchange.published
+            return self.exchange.results.end
         posts = [self.page.posts(rank) for rank in range(len(self.sessions))]
         return end_of_complete(posts, self._opened_at)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-import torch
-
+from allfold_agent.groups.lane.kept_results import HeldResult
 from allfold_agent.groups.lane.op_memory import OpMemory, Outgoing
 from allfold_agent.groups.lane.outgoing import Payload
 from allfold_agent.groups.lane.page import NextPost
 from allfold_agent.groups.lane.program import LaneProgram
 from allfold_agent.runtime.buffers import Buffer
+from allfold_core.protocol.frames import FrameHeader
 
 
 class EarlyFrame(NamedTuple):
@@ -19,37 +19,11 @@ class EarlyFrame(NamedTuple):
 
     Attributes:
         node: the index of the sender.
-        digest: of its call.
     """
 
     node: int
-    start: int
-    digest: int
+    header: FrameHeader
     payload: Payload
-
-
-class HeldResult(NamedTuple):
-    """The result of an op on this node, which other nodes may need.
-
-    Attributes:
-        kept: as the op's memory has it.
-        buffers: that it is in, if it is not in the page.
-    """
-
-    program: LaneProgram
-    kept: torch.Tensor
-    buffers: tuple[Buffer, ...]
-
-    @property
-    def bytes(self) -> torch.Tensor:
-        """The result as bytes."""
-        kept = self.kept
-        return kept.view(torch.uint8) if kept.numel() else torch.empty(0, dtype=torch.uint8)
-
-    def release(self) -> None:
-        """Let go of it, as nobody will ask for it."""
-        for buffer in self.buffers:
-            buffer.release()
 
 
 class OpUnderWay:

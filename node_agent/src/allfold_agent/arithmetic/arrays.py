@@ -1,0 +1,86 @@
+"""The fold of short chunks, with NumPy: its first call after a pause takes a third of torch's.
+
+The results have the same bits as those of :class:`allfold_agent.arithmetic.kernels.Arithmetic`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from allfold_agent.arithmetic.kernels import Arithmetic
+from allfold_core.dtypes import DType
+from allfold_core.operations import ReduceOp
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_COMBINE: dict[ReduceOp, np.ufunc] = {
+    ReduceOp.SUM: np.add,
+    ReduceOp.MEAN: np.add,
+    ReduceOp.PREMUL_SUM: np.add,
+    ReduceOp.PRODUCT: np.multiply,
+    ReduceOp.MIN: np.minimum,
+    ReduceOp.MAX: np.maximum,
+    ReduceOp.BAND: np.bitwise_and,
+    ReduceOp.BOR: np.bitwise_or,
+    ReduceOp.BXOR: np.bitwise_xor,
+}
+
+
+def array_of(elements: torch.Tensor) -> Array:
+    """Return elements as an array; those of bfloat16, which NumPy has not, as their bits."""
+    is_known = elements.dtype is not torch.bfloat16
+    array: Array = (elements if is_known else elements.view(torch.int16)).numpy()
+    return array
+
+
+def array_fold(arithmetic: Arithmetic) -> ArrayFold:
+    """Return the fold of arrays of an op's accumulation type."""
+    return (_BitsFold if arithmetic.kept_type is DType.BFLOAT16 else ArrayFold)(arithmetic)
+
+
+class ArrayFold:
+    """The fold of arrays of an op's accumulation type.
+
+    A sum that overflows is no matter for a warning: who serves ops switches those off in its thread
+    (``np.seterr``), as to do so for each fold takes as long as the fold.
+    """
+
+    def __init__(self, arithmetic: Arithmetic) -> None:
+        self._combine = _COMBINE.get(arithmetic.reduce_op) if arithmetic.reduce_op else None
+        self._arithmetic = arithmetic
+
+    def fold(self, out: Array, operands: Sequence[Array]) -> None:
+        """``out`` becomes the left fold of the operands; it may be the memory of one of them."""
+        combine = self._combine
+        if len(operands) == 1 or combine is None:
+            (out[...],) = operands
+            return
+        first, second, *rest = operands
+        if not rest:
+            combine(first, second, out=out)
+            return
+        target = out if not any(np.may_share_memory(out, late) for late in rest) else None
+        folded = combine(first, second, out=target)
+        for operand in rest:
+            folded = combine(folded, operand, out=folded)
+        if target is None:
+            out[...] = folded
+
+    def divide(self, out: Array, sums: Array) -> None:
+        """``out`` becomes the mean."""
+        np.divide(sums, self._arithmetic.divisor, out=out)
+
+
+class _BitsFold(ArrayFold):
+    """The fold of bfloat16 elements where none is converted: the least or the greatest."""
+
+    def fold(self, out: Array, operands: Sequence[Array]) -> None:
+        self._arithmetic.fold(_halves(out), [_halves(each) for each in operands])
+
+
+def _halves(bits: Array) -> torch.Tensor:
+    return torch.from_numpy(bits).view(torch.bfloat16)
