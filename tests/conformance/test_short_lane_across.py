@@ -62,14 +62,17 @@ def test_the_bits_do_not_depend_on_the_lane(lane: Job, services: Services) -> No
     assert_same_bits(services, lane, 1000, "float16")
 
 
-def test_an_op_whose_result_is_in_parts_takes_a_frame_and_a_word_more(
-    lane: Job, services: Services
+@pytest.mark.parametrize(
+    ("numel", "each"), [(4, 1), (80_000, 2)], ids=["a whole result", "a part, and a word"]
+)
+def test_only_a_long_op_whose_result_is_in_parts_takes_a_word_more(
+    lane: Job, services: Services, numel: int, each: int
 ) -> None:
     before = frames(services, "node0", lane.name)
     seq = lane.run(programs.counted)[0]
-    lane.run(programs.call, kind="reduce", root=0)
+    lane.run(programs.call, kind="reduce", root=0, shape=(numel,))
     others = len(lane.node_names) - 1
-    assert frames(services, "node0", lane.name) == before + 2 * others
+    assert frames(services, "node0", lane.name) == before + each * others
     assert lane.run(programs.counted)[0] == seq + 1
 
 

@@ -10,7 +10,12 @@ import pytest
 from allfold_core.group_options import GroupOptions
 from allfold_core.operations import Kind
 from allfold_core.plan import Plan
-from allfold_core.pricing.lane import LONGEST_BYTES, MOST_NODES, lane_rules, lane_strategy
+from allfold_core.pricing.lane import (
+    LONGEST_BYTES,
+    lane_rules,
+    lane_strategy,
+    sends_everything,
+)
 from allfold_core.short_lane.choice import LaneRules
 from allfold_core.short_lane.page import SLOT_BYTES
 from allfold_core.topology import Layout, LinkModel, Member, SlowLink
@@ -28,10 +33,22 @@ def test_on_one_node_every_kind_goes_by_the_lane_up_to_a_slot() -> None:
     assert lane_rules(plan(1, all_reduce="ring")) == LaneRules(dict.fromkeys(Kind, SLOT_BYTES))
 
 
-def test_between_nodes_every_kind_does_too_on_so_many_nodes_at_most() -> None:
-    assert lane_rules(plan(2)).most_bytes.keys() == set(Kind)
-    assert lane_rules(plan(MOST_NODES)).most_bytes.keys() == set(Kind)
-    assert not lane_rules(plan(MOST_NODES + 1)).most_bytes
+def test_between_nodes_every_kind_does_too_while_that_is_faster() -> None:
+    for nodes in (2, 8, 12):
+        assert lane_rules(plan(nodes)).most_bytes.keys() == set(Kind)
+    assert Kind.BROADCAST not in lane_rules(plan(24)).most_bytes, "a tree is faster"
+    assert Kind.ALL_REDUCE in lane_rules(plan(24)).most_bytes
+    for nodes in (64, 1000):
+        assert not lane_rules(plan(nodes)).most_bytes, "not even an exchange, which has one way"
+
+
+@pytest.mark.parametrize("kind", [Kind.REDUCE, Kind.REDUCE_SCATTER, Kind.GATHER, Kind.SCATTER])
+def test_each_node_gets_all_of_a_short_result_of_which_its_ranks_need_a_part(kind: Kind) -> None:
+    for nodes in (2, 4, 8):
+        assert sends_everything(kind, plan(nodes), 4096)
+        assert not sends_everything(kind, plan(nodes), 1 << 20)
+    assert not sends_everything(Kind.SCATTER, plan(8, GIGABIT), 256 << 10), "the bytes take longer"
+    assert not sends_everything(Kind.ALL_REDUCE, plan(2), 64), "there it is the result"
 
 
 def test_a_kind_for_which_the_group_has_another_strategy_does_not() -> None:

@@ -354,7 +354,7 @@ CASES = {
     ),
     "errors are not adopted": of_decision(LATE, decision, "_adopt_error", nothing),
     "results do not go forward": of_decision(SUM, Round, "_go_forward", nothing),
-    "one part serves all": of_decision(PARTS, decision, "is_replicated", bool),
+    "one part serves all": of_decision(PARTS, OpReport, "serves_all", property(bool)),
     "the dead are asked": of_decision(PARTS, Round, "_go_forward", forward_if_all_held),
     "verdicts come first": of_decision(JUDGED, Round, "outcome", judge_first),
     "the dead need not have called": of_decision(

@@ -9,7 +9,7 @@ import pytest
 from allfold_control.survival import pack, unpack
 from allfold_core.operations import Kind
 from allfold_core.survival.decision import decide, first_in_lane, is_wished
-from allfold_core.survival.instructions import Cancel, HandOut, OpenLane, SendWishes, Start
+from allfold_core.survival.instructions import Cancel, Fetch, HandOut, OpenLane, SendWishes, Start
 from allfold_core.survival.leader_machine import Freeze, LeaderMachine
 from allfold_core.survival.records import Epoch, Term
 from allfold_core.survival.reports import (
@@ -216,6 +216,25 @@ def test_a_part_is_given_up_and_the_op_begins_again_if_a_node_lacks_its_own() ->
     ]
     assert not agent.is_undecided(4)
     assert not agent.ops[4].by_lane
+
+
+def test_a_whole_result_of_the_lane_serves_the_nodes_that_lack_theirs() -> None:
+    holder, other = machine(), machine()
+    for each in (holder, other):
+        each.passed_by_ranks(3)
+    holder.hold(4, {"r1": GATHER}, is_whole=True)
+    assert holder.unclosed() == [], "nobody has to know that the others hold theirs"
+    told = unpack(Report, pack(report(holder.freeze(0, 1))))
+    lacking = report(other.freeze(0, 1))
+    install = decide(
+        POLICY, TERM, 1, {"a": replace(lacking, node="a"), "b": told}, {}, lambda *_: None
+    )
+    assert install.outcomes == {4: Forward(EPOCH.stamp, ("b",))}
+    other.install(replace(install, outcomes={4: Forward(EPOCH.stamp, ("a",))}))
+    assert other.call(4, "r1", GATHER) == [Fetch(4, EPOCH.stamp, ("a",))]
+    assert HandOut(4, EPOCH.stamp) in other.fetched(4, EPOCH.stamp)
+    again = report(other.freeze(0, 2)).ops[4]
+    assert (again.state, again.serves_all) == (OpState.HANDED, True), "if the first holder dies"
 
 
 def test_an_op_behind_those_of_the_short_lane_begins_as_any_other() -> None:

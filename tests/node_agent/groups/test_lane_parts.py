@@ -14,6 +14,12 @@ SPREAD = Fingerprint(Kind.REDUCE_SCATTER, ReduceOp.SUM, DType.FLOAT32, (2,), -1,
 TO_FIRST = Fingerprint(Kind.REDUCE, ReduceOp.SUM, DType.FLOAT32, (4,), 0, AUTO)
 
 
+@pytest.fixture(autouse=True)
+def _nodes_get_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the ops were long: of so short ones, each node gets the whole result."""
+    monkeypatch.setattr("allfold_agent.groups.lane.program.sends_everything", lambda *_: False)
+
+
 @pytest.fixture
 def two() -> Exchanges:
     group = Exchanges(((0,), (1,)))

@@ -15,9 +15,6 @@ from allfold_core.short_lane.choice import LaneRules
 from allfold_core.short_lane.page import SLOT_BYTES
 from allfold_core.topology import LinkModel
 
-MOST_NODES = 8
-"""Each node sends every other one a frame for each op, which is too many beyond."""
-
 LONGEST_BYTES = 64 << 20
 """The longest input or output of an op between nodes that have one rank each."""
 # Of all ranks of a node together: they are folded by one thread, in the long lane by several.
@@ -36,6 +33,16 @@ _STRATEGIES = {
 }
 """By kind, the strategies whose exchange between nodes the lane can do."""
 
+_WHOLE = {
+    Kind.REDUCE: (Kind.ALL_REDUCE, "direct"),
+    Kind.REDUCE_SCATTER: (Kind.ALL_REDUCE, "direct"),
+    Kind.GATHER: (Kind.ALL_GATHER, "direct"),
+    Kind.SCATTER: (Kind.BROADCAST, "centralized"),
+}
+"""By kind whose nodes get parts of the result, the exchange in which each gets all of it."""
+# Beyond, what the bytes cost processors and memory is more than a word costs the ranks.
+_LONGEST_WHOLE = 256 << 10
+
 # What an op of the long lane takes beside what its strategy is predicted to take, per op and per
 # byte: it passes through several threads, and its result is copied once more.
 _SAVED_SECONDS = 300e-6
@@ -46,12 +53,14 @@ _FEWEST_BYTES = 1024
 def lane_rules(plan: Plan) -> LaneRules:
     """Return the rules of an epoch.
 
-    A group that asks for another strategy for a kind has it in the long lane, between nodes.
+    In the lane each node sends every other one a frame for each op. Among so many nodes that not
+    even a barrier is faster that way they need not be connected, and no kind goes by the lane. A
+    group that asks for another strategy for a kind has it in the long lane, between nodes.
     """
     nodes = len(plan.members)
     if nodes == 1:
         return LaneRules(dict.fromkeys(Kind, SLOT_BYTES))
-    if nodes > MOST_NODES:
+    if not _is_faster(Kind.BARRIER, nodes, plan.links, 0):
         return LaneRules({})
     asked = plan.options.strategies
     ranks = max(len(member.ranks) for member in plan.members)
@@ -60,7 +69,8 @@ def lane_rules(plan: Plan) -> LaneRules:
         # Which detours around slow links are worth it, only the long lane knows.
         longest = SLOT_BYTES
     kinds = [kind for kind in _STRATEGIES if asked.get(kind.label, AUTO) == AUTO]
-    return LaneRules({kind: _most_bytes(kind, nodes, plan.links, longest) for kind in kinds})
+    most = {kind: _most_bytes(kind, nodes, plan.links, longest) for kind in kinds}
+    return LaneRules({kind: nbytes for kind, nbytes in most.items() if nbytes})
 
 
 def lane_strategy(kind: Kind, plan: Plan, nbytes: int) -> str:
@@ -74,6 +84,27 @@ def lane_strategy(kind: Kind, plan: Plan, nbytes: int) -> str:
     return _strategy(kind, len(plan.members), plan.links, nbytes)
 
 
+def sends_everything(kind: Kind, plan: Plan, nbytes: int) -> bool:
+    """Return True if each node gets the whole result of an op, although its ranks need a part.
+
+    A node that has a part alone hands it out only after the others have said that they hold theirs.
+    To send more bytes takes less time than that, if they are few.
+
+    Args:
+        nbytes: what travels, of the tensor or of all blocks.
+    """
+    return _sends_everything(kind, len(plan.members), plan.links, nbytes)
+
+
+@lru_cache(maxsize=4096)
+def _sends_everything(kind: Kind, nodes: int, links: LinkModel, nbytes: int) -> bool:
+    if kind not in _WHOLE or nbytes > _LONGEST_WHOLE:
+        return False
+    word = predict(Kind.BARRIER, "direct", nodes, 0, links)
+    parts = predict(kind, _strategy(kind, nodes, links, nbytes), nodes, nbytes, links)
+    return predict(*_WHOLE[kind], nodes, nbytes, links) <= parts + word
+
+
 @lru_cache(maxsize=4096)
 def _strategy(kind: Kind, nodes: int, links: LinkModel, nbytes: int) -> str:
     return min(_STRATEGIES[kind], key=lambda name: predict(kind, name, nodes, nbytes, links))
@@ -81,7 +112,9 @@ def _strategy(kind: Kind, nodes: int, links: LinkModel, nbytes: int) -> str:
 
 @lru_cache(maxsize=256)
 def _most_bytes(kind: Kind, nodes: int, links: LinkModel, longest: int) -> int:
-    """Return the longest input or output of an op for which the lane is no slower."""
+    """Return the longest input or output of an op for which the lane is no slower; 0 for none."""
+    if not _is_faster(kind, nodes, links, _FEWEST_BYTES):
+        return 0
     most = 1 << longest.bit_length() - 1
     while most > _FEWEST_BYTES and not _is_faster(kind, nodes, links, most):
         most //= 2

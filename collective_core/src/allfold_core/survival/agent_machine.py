@@ -279,6 +279,7 @@ class AgentMachine(OpMachine):
             return  # it became complete after the report
         yield from self._cancel(seq, entry, forward=entry.stamp == outcome.stamp)
         entry.stamp, entry.fetch, entry.forward = outcome.stamp, outcome.holders, True
+        entry.is_whole = True  # else all nodes would have held their parts, and this one too
         if not self._takers(seq, entry):
             yield self._drop(seq)  # nobody is left here who could get it
 
@@ -291,4 +292,4 @@ class AgentMachine(OpMachine):
         entry.state = OpState.OPEN
         entry.stamp, entry.fetch = None, ()
         entry.started = entry.complete = entry.closed = entry.forward = False
-        entry.fetching = entry.doubted = entry.by_lane = False
+        entry.fetching = entry.doubted = entry.by_lane = entry.is_whole = False

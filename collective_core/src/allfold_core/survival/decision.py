@@ -44,7 +44,6 @@ from allfold_core.survival.reports import (
     Report,
     Run,
     Wishes,
-    is_replicated,
     may_shrink,
 )
 from allfold_core.survival.round_evidence import Evidence, Judge, lost_seats
@@ -205,7 +204,7 @@ class _Round:
         if not held:
             return None
         calls = _calls(held, newest)
-        if calls and not is_replicated(calls[0].kind):
+        if not all(report.serves_all for report in held.values()):
             return self._go_forward_with_parts(seq, newest, held)
         stamps = {report.stamp for report in held.values()}
         (stamp,) = stamps if len(stamps) == 1 else (None,)

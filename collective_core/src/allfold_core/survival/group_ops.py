@@ -32,6 +32,7 @@ class OpEntry:
         fetching: it is being fetched.
         doubted: the leader was asked to judge the op, because it cannot begin.
         by_lane: it ran in the short lane, which is closed: nothing of that attempt goes on.
+        is_whole: its result serves every other node, of whatever kind it is.
     """
 
     state: OpState = OpState.OPEN
@@ -44,6 +45,7 @@ class OpEntry:
     fetching: bool = False
     doubted: bool = False
     by_lane: bool = False
+    is_whole: bool = False
     error: str = ""
     ordinal: int = 0
     calls: dict[str, Call] = field(default_factory=dict)
@@ -52,7 +54,7 @@ class OpEntry:
     def is_replicated(self) -> bool:
         """True if the result at one node serves all; known once a rank has called."""
         call = next(iter(self.calls.values()), None)
-        return call is None or is_replicated(call.fingerprint.kind)
+        return self.is_whole or call is None or is_replicated(call.fingerprint.kind)
 
     @property
     def is_final(self) -> bool:
@@ -70,7 +72,9 @@ class OpEntry:
         calls = dict(self.calls)
         if self.state is OpState.OPEN:
             calls = {each: call for each, call in calls.items() if each not in withdrawn}
-        return OpReport(self.state, self.stamp, calls, self.error, self.ordinal)
+        return OpReport(
+            self.state, self.stamp, calls, self.error, self.ordinal, is_whole=self.is_whole
+        )
 
     def copy(self) -> OpEntry:
         """Return an independent entry in the same state."""
@@ -85,6 +89,7 @@ class OpEntry:
             self.fetching,
             self.doubted,
             self.by_lane,
+            self.is_whole,
             self.error,
             self.ordinal,
             dict(self.calls),

@@ -89,13 +89,21 @@ class OpMachine(GroupOps):
         self._done_by_ranks = max(seq, self._done_by_ranks)
         return self._settle()
 
-    def hold(self, seq: int, calls: Mapping[str, Call], *, is_handed_out: bool = True) -> None:
+    def hold(
+        self,
+        seq: int,
+        calls: Mapping[str, Call],
+        *,
+        is_handed_out: bool = True,
+        is_whole: bool = False,
+    ) -> None:
         """The local ranks have the result of an op that went by the short lane, or could have it.
 
         Other nodes may not have theirs: it is held for them, as any other one.
 
         Args:
             is_handed_out: False if the ranks wait until all nodes are known to hold their parts.
+            is_whole: the result here serves every other node, of whatever kind the op is.
         """
         self.ops[seq] = OpEntry(
             OpState.HANDED if is_handed_out else OpState.HELD,
@@ -103,6 +111,7 @@ class OpMachine(GroupOps):
             started=True,
             complete=True,
             by_lane=True,
+            is_whole=is_whole,
             calls=dict(calls),
         )
 

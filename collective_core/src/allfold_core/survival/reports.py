@@ -79,6 +79,8 @@ class OpReport:
         calls: of the local ranks that have called it, by session.
         error: of an op that has failed, as JSON.
         ordinal: of the epoch that was current when it failed.
+        is_whole: the result here serves every other node, although the kind is one whose nodes
+            have their parts alone: each has sent the others all that it brings.
     """
 
     state: OpState
@@ -86,6 +88,12 @@ class OpReport:
     calls: Mapping[str, Call] = field(default_factory=dict)
     error: str = ""
     ordinal: Number = 0
+    is_whole: Flag = False
+
+    @property
+    def serves_all(self) -> bool:
+        """True if the result here serves every other node."""
+        return self.is_whole or all(is_replicated(call.kind) for call in self.calls.values())
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,8 @@ class Op:
         on_gpu: True if a rank that has called has its memory on a GPU.
         gpu_operands: the memory that GPUs compute with, where ranks have memory there.
         executor: moves data to and from other nodes, where there are any.
-        result: what was got from another node that had the result already.
+        result: what was got from another node that had the result already, or in the short lane.
+        is_fetched: it was got from another node, so others can use it, too.
         receivers: by the name of the node, what it gets from each that sends to it.
         running: an attempt is under way, or has ended with a result.
         leaving: an attempt that was given up may still write to the memory of ranks.
@@ -145,6 +146,7 @@ class Op:
     gpu_operands: GpuOperands | None = None
     executor: Executor | None = None
     result: Buffer | None = None
+    is_fetched: bool = False
     receivers: dict[str, OpReceiver] = field(default_factory=dict)
     strategy: str = ""
     running: bool = False

@@ -110,7 +110,8 @@ class Result(NamedTuple):
 class Results:
     """Work buffers of ops that are over here: held, not copied. With the table's lock held.
 
-    Only for kinds whose result is the same on all nodes: other nodes cannot use any other result.
+    Only those that other nodes can use: of kinds whose result is the same on all nodes, and such as
+    came from another node themselves.
     """
 
     def __init__(self, table: OpTable, retention: ResultShares) -> None:
@@ -134,7 +135,7 @@ class Results:
     def keep(self, op: Op) -> None:
         """Keep the result of an op that is handed out, where another node may need it."""
         buffer = op.result or (op.executor.buffer if op.executor is not None else None)
-        if buffer is None or not is_replicated(op.fingerprint.kind):
+        if buffer is None or not (op.is_fetched or is_replicated(op.fingerprint.kind)):
             return
         assert op.compiled is not None
         nbytes = op.compiled.layout.held * op.compiled.arithmetic.kept_itemsize
@@ -359,7 +360,7 @@ class Fetches:
 
     def _take(self, op: Op, order: Fetch, buffer: Buffer) -> None:
         if is_wanted(op, order):
-            op.result = buffer
+            op.result, op.is_fetched = buffer, True
             self._group.agreement.fetched(order.seq, order.stamp)
         else:
             buffer.release()

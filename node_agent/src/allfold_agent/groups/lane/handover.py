@@ -88,7 +88,8 @@ class LaneHandover:
         for seq, result in sorted(results.held().items()):
             if result.program.is_in_parts:
                 continue
-            machine.hold(seq, dict.fromkeys(sessions, epoch.call_of(result.program.spec)))
+            calls = dict.fromkeys(sessions, epoch.call_of(result.program.spec))
+            machine.hold(seq, calls, is_whole=True)
             buffer = self._copy(result.bytes)
             group.results.keep_copy(seq, epoch.stamp, buffer, result.bytes.nbytes)
         parts = [each for each in results.parts() if each[0] > machine.floor]

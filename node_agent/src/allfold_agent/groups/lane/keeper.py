@@ -26,7 +26,7 @@ from allfold_agent.groups.lane.records import LaneRecords
 from allfold_agent.groups.lane.short_lane import NodeLane
 from allfold_agent.runtime import machine
 from allfold_core.errors import ServiceError
-from allfold_core.pricing.lane import MOST_NODES
+from allfold_core.pricing.lane import lane_rules
 from allfold_core.protocol.frames import FrameHeader
 from allfold_core.short_lane.page import NEVER
 
@@ -74,7 +74,7 @@ class LaneKeeper:
             pass
         elif len(nodes) == 1:
             self.lane = self._same(before, epoch) or NodeLane(epoch, self._group.node)
-        elif len(nodes) <= MOST_NODES and thread is not None:
+        elif thread is not None and lane_rules(epoch.plan).most_bytes:
             self._enter_across(before, epoch)
         for session, seq in self._group.calls.read().items():
             self.messages_read(session, seq)
@@ -176,8 +176,9 @@ class LaneKeeper:
             return f"none: {lane.obstacle}"
         if lane is not None:
             return "open" if lane.is_open else "closed"
-        if len(self._group.current.record.nodes) > MOST_NODES:
-            return f"none: it serves {MOST_NODES} nodes at most"
+        if not lane_rules(self._group.current.plan).most_bytes:
+            nodes = len(self._group.current.record.nodes)
+            return f"none: between {nodes} nodes, by prediction, other ways are no slower"
         return f"none: {self._obstacle or 'the nodes stand in another order now'}"
 
     def counters(self) -> Iterator[tuple[str, str, EdgeCounters]]:

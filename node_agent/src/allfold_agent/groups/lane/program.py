@@ -34,6 +34,7 @@ from allfold_agent.groups.lane.outgoing import FilePlace, Payload
 from allfold_agent.groups.lane.page import AgentPage
 from allfold_core.operations import Kind
 from allfold_core.plan import Plan
+from allfold_core.pricing.lane import sends_everything
 from allfold_core.schedules.parts import NodeParts, Part, even_exchange, layout, received
 from allfold_core.schedules.schedule import Slice, balanced_slices
 from allfold_core.short_lane.choice import longest_end
@@ -65,7 +66,7 @@ class LaneProgram:
 
     Attributes:
         is_in_slots: the tensors are in the slots of the page; else in arenas, and in a place of it.
-        is_in_parts: a node has a part of the result that is of no use to others, so each has to
+        is_in_parts: a node gets a part of the result that is of no use to others, so each has to
             know that the others hold theirs before it hands out its own.
         input_bytes: what each local rank brings.
         result_bytes: of the row that local ranks take.
@@ -93,12 +94,15 @@ class LaneProgram:
         self._row = received(self._parts, len(self._nodes), me)
         self._numel = self._parts.numel
         self._root = plan.index_of_rank(fingerprint.root) if kind.has_root else -1
-        self.is_in_parts = not is_replicated(kind)
-        self.is_in_slots = longest_end(fingerprint, plan.world_size) <= page.slot_bytes
+        longest = longest_end(fingerprint, plan.world_size)
+        self._is_whole = is_replicated(kind) or sends_everything(kind, plan, longest)
+        self.is_in_parts = not self._is_whole
+        self.is_in_slots = longest <= page.slot_bytes
         self.input_bytes = [spec.input_bytes[rank] for rank in self._ranks]
         self._reduces = kind.reduces
         self._itemsize = arithmetic.kept_itemsize if kind.reduces else arithmetic.itemsize
         self._spreads = spec.strategy == "direct2" and kind is Kind.ALL_REDUCE
+        self._all_fold = kind.reduces and self._is_whole and not self._spreads
         self._folds = self._what_each_folds()
         self._sends = tuple(self._chunks_from(me))
         self.expected = {
@@ -137,14 +141,14 @@ class LaneProgram:
         whole, nothing = Slice(0, self._numel), Slice(0, 0)
         if not self._reduces:
             return [nothing] * len(self._nodes)
+        if self._all_fold:
+            return [whole] * len(self._nodes)
         match self._kind:
             case Kind.REDUCE_SCATTER:
                 return list(map(self._block, self._nodes))
             case Kind.REDUCE:
                 return [whole if node == self._root else nothing for node in self._nodes]
-        if self._spreads:
-            return balanced_slices(self._numel, len(self._nodes))
-        return [whole] * len(self._nodes)
+        return balanced_slices(self._numel, len(self._nodes))
 
     def _to(self, node: int, other: int) -> Slice:
         """The range that a node sends another one at once."""
@@ -153,12 +157,10 @@ class LaneProgram:
         match self._kind:
             case Kind.ALL_GATHER:
                 return self._block(node)
-            case Kind.GATHER if other == self._root:
+            case Kind.GATHER if other == self._root or self._is_whole:
                 return self._block(node)
-            case Kind.SCATTER if node == self._root:
-                return self._block(other)
-            case Kind.BROADCAST if node == self._root:
-                return Slice(0, self._numel)
+            case Kind.SCATTER | Kind.BROADCAST if node == self._root:
+                return Slice(0, self._numel) if self._is_whole else self._block(other)
             case Kind.ALL_TO_ALL:
                 return self._block(node * len(self._nodes) + other)
         return Slice(0, 0)
@@ -255,10 +257,9 @@ class LaneProgram:
             own: of ``own_bytes``.
         """
         arithmetic = self.arithmetic
-        # In this one op others may have sent all that this node needs before they have read it.
-        is_read_late = self._kind is Kind.ALL_REDUCE and not self._spreads
+        # Where all fold all, others may have sent what this node needs before they have read it.
         given = [
-            Elements(arithmetic.elements(each.memory[:nbytes]), None if is_read_late else each.at)
+            Elements(arithmetic.elements(each.memory[:nbytes]), None if self._all_fold else each.at)
             for each, nbytes in zip(inputs, self.input_bytes, strict=True)
         ]
         out = arithmetic.elements(result.memory[: self.result_bytes])
@@ -341,7 +342,7 @@ class LaneProgram:
         row, numel = memory.own, stop - start
         if source.row >= 0:
             row = memory.inputs[source.row]
-        elif self._spreads or self._kind is not Kind.ALL_REDUCE:  # else it was sent to others too
+        elif not self._all_fold:  # else it was sent to others too
             self._put_together(memory, start)
         own = row.array(source.start, numel)
         operands = [
