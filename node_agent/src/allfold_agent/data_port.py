@@ -7,6 +7,7 @@ request and then have their connection to themselves, and so do links.
 from __future__ import annotations
 
 import logging
+import select
 import socket
 from collections.abc import Callable
 from contextlib import suppress
@@ -84,29 +85,27 @@ class DataPort:
         self._idle_timeout = idle_timeout
         self._stall_timeout = stall_timeout
         self._closed = Event()
+        self._fails = False
         self._tensors = TensorRoutes(offers, stall_timeout)
         self._connections = Connections(limits)
-        self._acceptors = [
-            Thread(target=self._accept, args=(each,), name="allfold-data-accept", daemon=True)
-            for each in self._listeners
-        ]
+        self._acceptor = Thread(target=self._run, name="allfold-data-accept", daemon=True)
 
     def start(self) -> None:
         """Begin to accept connections."""
-        for listener, acceptor in zip(self._listeners, self._acceptors, strict=True):
+        for listener in self._listeners:
             listener.listen(128)
-            listener.settimeout(_ACCEPT_POLL)
-            acceptor.start()
+            listener.setblocking(False)
+        self._acceptor.start()
 
     def close(self, timeout: float = 5.0) -> None:
         """Stop accepting, break the connections that were not handed over, wait for the threads."""
         deadline = monotonic() + timeout
         self._closed.set()
         for listener in self._listeners:
-            _wake(listener)
-        for listener, acceptor in zip(self._listeners, self._acceptors, strict=True):
-            if acceptor.ident is not None:
-                acceptor.join(max(0.0, deadline - monotonic()))
+            _shutdown(listener)  # wakes the thread that waits for callers
+        if self._acceptor.ident is not None:
+            self._acceptor.join(max(0.0, deadline - monotonic()))
+        for listener in self._listeners:
             listener.close()
         connections = self._connections.all()
         for connection in connections:
@@ -115,28 +114,36 @@ class DataPort:
             if connection.thread is not None:
                 connection.thread.join(max(0.0, deadline - monotonic()))
 
-    def _accept(self, listener: socket.socket) -> None:
-        fails = False
+    def _run(self) -> None:
+        callers = select.poll()
+        by_number = {listener.fileno(): listener for listener in self._listeners}
+        for number in by_number:
+            callers.register(number, select.POLLIN)
         while not self._closed.is_set():
-            try:
-                sock, place = listener.accept()
-            except TimeoutError:
-                continue
-            except OSError as error:
-                if not (fails or self._closed.is_set()):
-                    # Most likely out of file descriptors: others will be closed, keep serving.
-                    log.warning("cannot accept connections to the data port: %s", error)
-                    fails = True
-                self._closed.wait(_ACCEPT_PAUSE)
-                continue
-            if fails:
-                log.info("the data port accepts connections again")
-                fails = False
-            if self._closed.is_set():
-                sock.close()
-            else:
-                address = place[0] if listener.family != socket.AF_UNIX else ""
-                self._admit(sock, address)
+            for number, _ in callers.poll(_ACCEPT_POLL * 1000):
+                self._accept(by_number[number])
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            sock, place = listener.accept()
+        except BlockingIOError:  # the caller has gone again
+            return
+        except OSError as error:
+            if not (self._fails or self._closed.is_set()):
+                # Most likely out of file descriptors: others will be closed, keep serving.
+                log.warning("cannot accept connections to the data port: %s", error)
+                self._fails = True
+            self._closed.wait(_ACCEPT_PAUSE)
+            return
+        if self._fails:
+            log.info("the data port accepts connections again")
+            self._fails = False
+        if self._closed.is_set():
+            sock.close()
+        else:
+            sock.setblocking(True)
+            address = place[0] if listener.family != socket.AF_UNIX else ""
+            self._admit(sock, address)
 
     def _admit(self, accepted: socket.socket, address: str) -> None:
         try:
@@ -313,18 +320,6 @@ def _beside(listener: socket.socket, transport: Transport) -> list[socket.socket
     beside = socket.socket(socket.AF_UNIX)
     beside.bind(path)
     return [beside]
-
-
-def _wake(listener: socket.socket) -> None:
-    """End the accept that may wait on a listener."""
-    if listener.family != socket.AF_UNIX:
-        _shutdown(listener)
-        return
-    with socket.socket(socket.AF_UNIX) as caller:
-        try:
-            caller.connect(listener.getsockname())
-        except OSError as error:
-            log.debug("nobody waits beside the data port: %s", error)
 
 
 def _shutdown(sock: socket.socket) -> None:
