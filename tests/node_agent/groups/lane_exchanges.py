@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 import numpy as np
-import torch
 
 from allfold_agent.groups.epoch import GroupEpoch
 from allfold_agent.groups.lane.exchange import LaneExchange
@@ -185,7 +184,7 @@ class Exchanges:
             if key in self.unknown:
                 return None
             memory = nodes.arenas[key][region.offset : region.offset + nbytes]
-            return SharedBytes(memory, NO_FILE, region.offset)
+            return SharedBytes(memory.numpy().data, NO_FILE, region.offset)
 
         return LaneExchange(
             cast(GroupEpoch, epoch),
@@ -269,10 +268,9 @@ class Exchanges:
         return floats(self.nodes.found_in_place(rank, seq, fingerprint)[: 4 * fingerprint.numel])
 
 
-def floats(data: bytes | torch.Tensor) -> list[float]:
+def floats(data: bytes | memoryview) -> list[float]:
     """Return the numbers in some memory."""
-    raw = data if isinstance(data, bytes) else data.view(torch.uint8).numpy().tobytes()
-    return [float(each) for each in np.frombuffer(raw, np.float32)]
+    return [float(each) for each in np.frombuffer(data, np.float32)]
 
 
 def total(group: Exchanges, seq: int) -> float:

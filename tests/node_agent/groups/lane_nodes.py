@@ -191,7 +191,7 @@ class NodesOfALane:
     def found_in_place(self, rank: int, seq: int, fingerprint: Fingerprint) -> bytes:
         """Return the output that a rank takes from the place of an op."""
         node = self.plan.index_of_rank(rank)
-        place = self.pages[node].place(self.place_of(node, seq)).numpy()
+        place = np.frombuffer(self.pages[node].place(self.place_of(node, seq)), np.uint8)
         return self.recipe(rank, fingerprint).output_of(place).tobytes()
 
 

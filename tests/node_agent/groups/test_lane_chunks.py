@@ -95,9 +95,12 @@ class Run:
             torch.full((nbytes + 100,), 77, dtype=torch.uint8) if nbytes else None
             for nbytes in (program.kept_bytes, program.own_bytes)
         )
-        given = [SharedBytes(each, None, 0) for each in inputs]
-        rows = (each if each is None else SharedBytes(each, None, 0) for each in (kept, own))
-        return program.memory(given, SharedBytes(result, None, 0), *rows)
+        given = [SharedBytes(each.numpy().data, None, 0) for each in inputs]
+        rows = (
+            each if each is None else SharedBytes(each.numpy().data, None, 0)
+            for each in (kept, own)
+        )
+        return program.memory(given, SharedBytes(result.numpy().data, None, 0), *rows)
 
     def kept(self) -> set[bytes]:
         """Return what nodes keep for others."""
@@ -270,7 +273,7 @@ class InFiles:
         whole = torch.randint(0, 100, (start + nbytes,), dtype=torch.uint8)
         file = SharedFile(os.memfd_create("test", os.MFD_CLOEXEC))
         self.files[file.serial] = whole
-        return SharedBytes(whole[start:], file, start)
+        return SharedBytes(whole.numpy().data[start:], file, start)
 
     def memory(self, program: LaneProgram) -> OpMemory:
         inputs = [self.make(nbytes) for nbytes in program.input_bytes]

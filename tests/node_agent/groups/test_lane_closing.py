@@ -68,7 +68,7 @@ def test_what_is_held_is_what_other_nodes_may_lack(group: Exchanges) -> None:
     group.step()
     group.close(0)
     assert list(group.all[0].results.held()) == [last]
-    assert floats(group.all[0].results.held()[last].bytes) == [total(group, last)] * 4
+    assert floats(group.all[0].results.held()[last].kept.bytes) == [total(group, last)] * 4
 
 
 def test_a_node_that_is_behind_has_all_that_it_lacks_held_by_the_others() -> None:

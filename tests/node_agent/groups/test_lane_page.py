@@ -104,7 +104,7 @@ def test_a_rank_is_told_in_which_place_the_result_of_a_long_op_is() -> None:
 def test_each_place_has_memory_of_its_own() -> None:
     page = AgentPage(PageLayout(1, place_bytes=5000))
     for place in range(SLOTS):
-        page.place(place).fill_(place + 1)
+        page.place(place)[:] = bytes([place + 1]) * 5000
     for place in range(SLOTS):
         assert len(page.place(place)) == 5000
         assert page.place(place).tolist() == [place + 1] * 5000
@@ -122,7 +122,7 @@ def test_the_end_of_what_all_local_ranks_have_finished_is_that_of_the_slowest() 
 
 def test_other_agents_of_the_machine_can_read_the_page_and_not_write_it() -> None:
     page = AgentPage(PageLayout(1, place_bytes=5000))
-    page.place(2).fill_(7)
+    page.place(2)[:] = bytes([7]) * 5000
     file = page.file.file
     assert file is not None
     start = page.layout.place_offset(2)

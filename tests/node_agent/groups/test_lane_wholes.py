@@ -81,7 +81,7 @@ def test_nobody_waits_for_a_word_where_each_node_has_all(kind: Kind) -> None:
     two.step()
     assert two.published(FIRST) == [True, True]
     assert not two.on_the_way
-    held = [bytes(each.results.held()[FIRST].bytes.numpy()) for each in two.all]
+    held = [bytes(each.results.held()[FIRST].kept.bytes) for each in two.all]
     assert held[0] == held[1] != b""
 
 

@@ -30,11 +30,10 @@ _COMBINE: dict[ReduceOp, np.ufunc] = {
 }
 
 
-def array_of(elements: torch.Tensor) -> Array:
-    """Return elements as an array; those of bfloat16, which NumPy has not, as their bits."""
-    is_known = elements.dtype is not torch.bfloat16
-    array: Array = (elements if is_known else elements.view(torch.int16)).numpy()
-    return array
+ARRAY_DTYPES: dict[DType, np.dtype[Any]] = {
+    dtype: np.dtype("int16" if dtype is DType.BFLOAT16 else dtype.label) for dtype in DType
+}
+"""The types of elements in arrays; those of bfloat16, which NumPy has not, are their bits."""
 
 
 def array_fold(arithmetic: Arithmetic) -> ArrayFold:

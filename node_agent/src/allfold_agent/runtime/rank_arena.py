@@ -23,6 +23,7 @@ class RankArena:
 
     def __init__(self) -> None:
         self._segments: dict[int, torch.Tensor] = {}
+        self._buffers: dict[int, memoryview] = {}
         self._mappings: dict[int, MappedMemory] = {}
         self._files: dict[int, SharedFile] = {}
         self._views: dict[tuple[Region, int], torch.Tensor] = {}
@@ -51,6 +52,7 @@ class RankArena:
         memory = mmap.mmap(descriptor, size)
         self._mappings[number] = MappedMemory(memory)
         self._files[number] = SharedFile.read_only(descriptor)
+        self._buffers[number] = memoryview(memory)
         # Last: who finds it finds the others, too.
         self._segments[number] = torch.frombuffer(memory, dtype=torch.uint8)
 
@@ -72,6 +74,15 @@ class RankArena:
                 self._views.clear()
             view = self._views[region, nbytes] = self._view(region, nbytes)
         return view
+
+    def view(self, region: Region, nbytes: int) -> memoryview:
+        """Return the same as a view: it is made in less time where the caches are cold."""
+        if nbytes == 0:
+            return memoryview(b"")
+        segment = self._buffers.get(region.segment)
+        if segment is None or region.offset + nbytes > len(segment):
+            raise not_in_arena(region, nbytes)
+        return segment[region.offset : region.offset + nbytes]
 
     def place(self, region: Region, nbytes: int) -> torch.Tensor:
         """Do as :meth:`memory`: all of it is in the host's memory."""

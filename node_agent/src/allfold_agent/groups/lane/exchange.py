@@ -364,4 +364,4 @@ class LaneExchange:
             return None
         buffer = self._buffers.take(nbytes, shared=True)
         buffers.append(buffer)
-        return SharedBytes(buffer.bytes, buffer, 0)
+        return SharedBytes(buffer.view, buffer, 0)

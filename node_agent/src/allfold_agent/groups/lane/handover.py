@@ -9,8 +9,6 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import torch
-
 from allfold_agent.groups.epoch import NodeResources
 from allfold_agent.groups.lane.short_lane import NodeLane
 from allfold_agent.runtime.buffers import Buffer
@@ -90,16 +88,16 @@ class LaneHandover:
                 continue
             calls = dict.fromkeys(sessions, epoch.call_of(result.program.spec))
             machine.hold(seq, calls, is_whole=True)
-            buffer = self._copy(result.bytes)
-            group.results.keep_copy(seq, epoch.stamp, buffer, result.bytes.nbytes)
+            raw = result.kept.bytes
+            group.results.keep_copy(seq, epoch.stamp, self._copy(raw), len(raw))
         parts = [each for each in results.parts() if each[0] > machine.floor]
         for seq, program in parts:
             machine.hold(seq, dict.fromkeys(sessions, epoch.call_of(program.spec)))
         results.set_aside()
 
-    def _copy(self, raw: torch.Tensor) -> Buffer:
-        buffer = self._resources.buffers.take(raw.nbytes)
-        buffer.bytes[: raw.nbytes] = raw
+    def _copy(self, raw: memoryview) -> Buffer:
+        buffer = self._resources.buffers.take(len(raw))
+        buffer.view[: len(raw)] = raw
         return buffer
 
     def _hold_part(self, lane: NodeLane) -> Callable[[], None] | None:
@@ -125,7 +123,7 @@ class LaneHandover:
                 assert op.compiled is not None
                 parts, arithmetic = op.compiled.layout, op.compiled.arithmetic
                 work = arithmetic.kept(op.result.bytes, parts.held)
-                result.program.write_part(result.kept, parts, work)
+                result.program.write_part(result.kept.tensor, parts, work)
 
         return give
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
-
+from allfold_agent.groups.lane.op_memory import Elements
 from allfold_agent.groups.lane.program import LaneProgram
 from allfold_agent.runtime.buffers import Buffer
 
@@ -20,14 +19,8 @@ class HeldResult(NamedTuple):
     """
 
     program: LaneProgram
-    kept: torch.Tensor
+    kept: Elements
     buffers: tuple[Buffer, ...]
-
-    @property
-    def bytes(self) -> torch.Tensor:
-        """The result as bytes."""
-        kept = self.kept
-        return kept.view(torch.uint8) if kept.numel() else torch.empty(0, dtype=torch.uint8)
 
     def release(self) -> None:
         """Let go of it, as nobody will ask for it."""

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
-from allfold_agent.arithmetic.arrays import Array, array_of
+from allfold_agent.arithmetic.arrays import ARRAY_DTYPES, Array
+from allfold_agent.arithmetic.kernels import TORCH_DTYPES
 from allfold_agent.edges.outgoing import SharedMemory
 from allfold_agent.groups.lane.outgoing import FilePlace
 from allfold_agent.groups.lane.page import AgentPage
+from allfold_core.dtypes import DType
 
 NOTHING = memoryview(b"")
 
@@ -33,12 +36,14 @@ class Outgoing(NamedTuple):
 class SharedBytes(NamedTuple):
     """Raw memory that agents of this machine may read.
 
+    Views of memory, and arrays of it, are made in less time than tensors while caches are cold.
+
     Attributes:
         file: that it is in; ``None`` if others may not read it.
         place: where it begins there.
     """
 
-    memory: torch.Tensor
+    memory: memoryview
     file: SharedMemory | None
     place: int
 
@@ -52,18 +57,30 @@ class Elements:
     """Elements, and where agents of this machine may read them.
 
     Args:
+        view: of their bytes.
         at: the file, and where they begin in it; ``None`` for nowhere.
+
+    Attributes:
+        bytes: of all of them.
     """
 
-    __slots__ = ("_arrays", "_at", "_bytes", "_chunks", "tensor")
+    __slots__ = ("_arrays", "_at", "_chunks", "_dtype", "bytes")
 
-    def __init__(self, tensor: torch.Tensor, at: FilePlace | None) -> None:
-        self.tensor = tensor
+    def __init__(self, view: memoryview, dtype: DType, at: FilePlace | None) -> None:
+        self.bytes = view
+        self._dtype = dtype
         self._at = at
-        self._bytes = tensor.view(torch.uint8).numpy().data if tensor.numel() else NOTHING
         # As the memory of slots is used again and again.
         self._chunks: dict[tuple[int, int], tuple[memoryview, FilePlace | None]] = {}
         self._arrays: dict[tuple[int, int], Array] = {}
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """All of them as a tensor."""
+        dtype = TORCH_DTYPES[self._dtype]
+        if not self.bytes:
+            return torch.empty(0, dtype=dtype)
+        return torch.frombuffer(self.bytes, dtype=dtype)
 
     def part(self, start: int, numel: int) -> torch.Tensor:
         """Return the elements of a range."""
@@ -73,17 +90,19 @@ class Elements:
         """Return the elements of a range as an array."""
         found = self._arrays.get((start, numel))
         if found is None:
-            found = self._arrays[start, numel] = array_of(self.part(start, numel))
+            part, _ = self.chunk(start, numel)
+            found = np.frombuffer(part, ARRAY_DTYPES[self._dtype])
+            self._arrays[start, numel] = found
         return found
 
     def chunk(self, start: int, numel: int) -> tuple[memoryview, FilePlace | None]:
         """Return the bytes of a range, and where they are."""
         found = self._chunks.get((start, numel))
         if found is None:
-            size, place = self.tensor.element_size(), None
+            size, place = self._dtype.itemsize, None
             if self._at is not None:
                 place = self._at[0], self._at[1] + start * size
-            payload = self._bytes[start * size : (start + numel) * size]
+            payload = self.bytes[start * size : (start + numel) * size]
             found = self._chunks[start, numel] = payload, place
         return found
 
@@ -110,7 +129,7 @@ class OpMemory(NamedTuple):
 
 def private(nbytes: int) -> SharedBytes | None:
     """Memory of this process; ``None`` for none."""
-    return SharedBytes(torch.empty(nbytes, dtype=torch.uint8), None, 0) if nbytes else None
+    return SharedBytes(memoryview(bytearray(nbytes)), None, 0) if nbytes else None
 
 
 class Places:

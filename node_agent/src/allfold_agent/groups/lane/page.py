@@ -196,10 +196,14 @@ class AgentPage:
         """Return where the input of a post is in the arena, and where its result may go."""
         return read_ends(self._view, self.layout.post_word(rank, slot))
 
-    def place(self, place: int) -> torch.Tensor:
+    def view(self, start: int) -> memoryview:
+        """Return the page from a byte on."""
+        return self._view[start:]
+
+    def place(self, place: int) -> memoryview:
         """Return the memory of a result that is longer than a slot."""
         start = self.layout.place_offset(place)
-        return self.bytes[start : start + self.layout.place_bytes]
+        return self._view[start : start + self.layout.place_bytes]
 
     def discard_place(self, place: int) -> None:
         """Give the memory of a place back to the system, until something is written there."""

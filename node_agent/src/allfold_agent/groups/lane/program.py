@@ -236,7 +236,7 @@ class LaneProgram:
         found = self._in_slots.get(slot)
         if found is None:
             starts = [page.layout.input_offset(row, slot) for row in range(page.layout.agent + 1)]
-            *inputs, result = (SharedBytes(page.bytes[each:], page.file, each) for each in starts)
+            *inputs, result = (SharedBytes(page.view(each), page.file, each) for each in starts)
             self._own = self._own or private(self.own_bytes)
             kept = private(self.kept_bytes)
             found = self._in_slots[slot] = self.memory(inputs, result, kept, self._own)
@@ -256,25 +256,22 @@ class LaneProgram:
             kept: of ``kept_bytes``.
             own: of ``own_bytes``.
         """
-        arithmetic = self.arithmetic
+        dtype = self.arithmetic.given
         # Where all fold all, others may have sent what this node needs before they have read it.
         given = [
-            Elements(arithmetic.elements(each.memory[:nbytes]), None if self._all_fold else each.at)
+            Elements(each.memory[:nbytes], dtype, None if self._all_fold else each.at)
             for each, nbytes in zip(inputs, self.input_bytes, strict=True)
         ]
-        out = arithmetic.elements(result.memory[: self.result_bytes])
-        held = Elements(out, result.at)
+        out = held = Elements(result.memory[: self.result_bytes], dtype, result.at)
         if kept is not None:
-            held = Elements(self._elements(kept.memory, self._row.held), kept.at)
-        mine = held
-        if own is not None:
-            mine = Elements(self._elements(own.memory, self._parts.held), own.at)
-        return OpMemory(given, mine, held, Elements(out, result.at))
+            held = self._kept(kept, self._row.held)
+        mine = held if own is None else self._kept(own, self._parts.held)
+        return OpMemory(given, mine, held, out)
 
-    def _elements(self, memory: torch.Tensor, numel: int) -> torch.Tensor:
+    def _kept(self, row: SharedBytes, numel: int) -> Elements:
         arithmetic = self.arithmetic
-        dtype = arithmetic.kept_dtype if self._reduces else arithmetic.dtype
-        return memory[: numel * self._itemsize].view(dtype)
+        dtype = arithmetic.kept_type if self._reduces else arithmetic.given
+        return Elements(row.memory[: numel * self._itemsize], dtype, row.at)
 
     # The steps of an op
 

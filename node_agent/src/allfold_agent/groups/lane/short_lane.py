@@ -185,7 +185,7 @@ class NodeLane:
         """
         arena = self._ranks[self.sessions[row]].arena
         try:
-            memory = arena.memory(region, nbytes)
+            memory = arena.view(region, nbytes)
             file = arena.file(region.segment) if nbytes else self.page.file
             return SharedBytes(memory, file, region.offset)
         except InvalidArgument as error:

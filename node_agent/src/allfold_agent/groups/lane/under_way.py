@@ -117,4 +117,4 @@ class OpUnderWay:
 
     def hold(self) -> HeldResult:
         """Return the result, now that it is published."""
-        return HeldResult(self.program, self._memory.kept.tensor, self._buffers)
+        return HeldResult(self.program, self._memory.kept, self._buffers)
