@@ -42,6 +42,10 @@ def test_between_nodes_every_kind_does_too_while_that_is_faster() -> None:
         assert not lane_rules(plan(nodes)).most_bytes, "not even an exchange, which has one way"
 
 
+def test_a_group_without_nodes_has_rules_too() -> None:
+    assert lane_rules(plan(0)).most_bytes
+
+
 @pytest.mark.parametrize("kind", [Kind.REDUCE, Kind.REDUCE_SCATTER, Kind.GATHER, Kind.SCATTER])
 def test_each_node_gets_all_of_a_short_result_of_which_its_ranks_need_a_part(kind: Kind) -> None:
     for nodes in (2, 4, 8):

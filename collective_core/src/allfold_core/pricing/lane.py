@@ -58,7 +58,7 @@ def lane_rules(plan: Plan) -> LaneRules:
     group that asks for another strategy for a kind has it in the long lane, between nodes.
     """
     nodes = len(plan.members)
-    if nodes == 1:
+    if nodes < 2:  # none while no rank is in the group
         return LaneRules(dict.fromkeys(Kind, SLOT_BYTES))
     if not _is_faster(Kind.BARRIER, nodes, plan.links, 0):
         return LaneRules({})
