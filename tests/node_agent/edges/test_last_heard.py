@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from threading import Event
 
 from allfold_agent.edges.connections import InConnection
 from allfold_agent.edges.edges import Edges
@@ -20,7 +19,7 @@ NEVER = float("-inf")
 def test_part_of_a_frame_is_a_sign_of_life_and_an_end_is_none() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        connection = InConnection(ours, b"", Event())
+        connection = InConnection(ours)
         opened = connection.last_heard
         assert opened > NEVER
         view = memoryview(bytearray(10))

@@ -41,7 +41,7 @@ def all_fail(local: LocalGroups, seq: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["send-test-node0-node1", "send-test-node0-node2", "receive-test-node1-node0"]
+    "name", ["send-test-node0-node1", "send-test-node0-node2", "dial-test-node1-node0"]
 )
 def test_a_thread_that_cannot_start_fails_its_op_and_the_edges_stay_usable(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -56,7 +56,7 @@ def test_a_thread_that_cannot_start_fails_its_op_and_the_edges_stay_usable(
             assert rank.result(1).tolist() == [6.0] * 5
 
 
-@pytest.mark.parametrize("kind", ["send", "receive"])
+@pytest.mark.parametrize("kind", ["send", "dial"])
 def test_a_message_without_a_thread_fails_alone_and_the_next_one_arrives(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,6 @@ import select
 import socket
 import struct
 from dataclasses import dataclass
-from threading import Event
 from time import monotonic
 
 import torch
@@ -71,51 +70,41 @@ def await_bytes(connected: socket.socket, seconds: float) -> None:
         log.debug("the connection is gone: %s", error)
 
 
-_AT_ONCE = socket.MSG_DONTWAIT
+_WITH_FILES = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
 # How much of a payload has to be there before somebody is woken for it: each time costs as much as
 # receiving this.
 _LOW_WATER = 128 * 1024
 # Where the kernel tells how much it lets the peer send: rcv_ssthresh in tcp_info, tcp(7).
 _WINDOW = struct.Struct("=64xI")
-# After so long the thread of a long payload takes what there is.
-_PATIENCE_MILLISECONDS = 100
 _RIGHTS_BYTES = socket.CMSG_SPACE(struct.calcsize("i"))
 _DESCRIPTOR = struct.Struct("i")
 
 
 class InConnection:
-    """The receiving end of one connection; only one thread at a time receives on it.
+    """The receiving end of one connection; one thread receives on it.
 
     Args:
         connected: an open connection to the peer.
-        early: what was received with its opening.
-        closed: set when the edge is wanted no more; ends :meth:`fill`.
 
     Attributes:
         socket: the connection.
-        readable: polls it for something to be read.
-        early: bytes of frames that were received, but are not read yet.
         last_heard: when the last byte came from the peer (monotonic).
         crosses_a_wire: True unless the two ends know that they are on one machine.
         files: that have come from a sender on this machine.
     """
 
-    def __init__(self, connected: socket.socket, early: bytes, closed: Event) -> None:
+    def __init__(self, connected: socket.socket) -> None:
         tune(connected)
         self.socket = connected
-        self.early = memoryview(early)
         self.last_heard = monotonic()  # it has answered, or asked, to open the edge
-        self.readable = select.poll()
-        self.readable.register(connected, select.POLLIN)
-        self._closed = closed
         self.crosses_a_wire = crosses_a_wire(connected)
         self._is_tcp = connected.family != socket.AF_UNIX  # a tunnel's end is not
         self.files = ReceivedFiles()
         self._low_water = 1
         self._window = 0
 
-    def receive_into(self, view: memoryview, flags: int = _AT_ONCE) -> int:
-        """Receive what is there; without flags, wait until something is.
+    def receive_into(self, view: memoryview) -> int:
+        """Receive what is there.
 
         Returns:
             The number of bytes; 0 where there were none.
@@ -125,9 +114,9 @@ class InConnection:
         """
         try:
             if self.crosses_a_wire:
-                count = self.socket.recv_into(view, 0, flags)
+                count = self.socket.recv_into(view, 0, socket.MSG_DONTWAIT)
             else:
-                count = self._receive_with_files(view, flags)
+                count = self._receive_with_files(view)
         except BlockingIOError:
             return 0
         if count == 0:
@@ -135,10 +124,8 @@ class InConnection:
         self.last_heard = monotonic()
         return count
 
-    def _receive_with_files(self, view: memoryview, flags: int) -> int:
-        count, rights, _, _ = self.socket.recvmsg_into(
-            [view], _RIGHTS_BYTES, flags | socket.MSG_CMSG_CLOEXEC
-        )
+    def _receive_with_files(self, view: memoryview) -> int:
+        count, rights, _, _ = self.socket.recvmsg_into([view], _RIGHTS_BYTES, _WITH_FILES)
         for _, _, data in rights:
             self.files.add([each for (each,) in _DESCRIPTOR.iter_unpack(data)])
         return count
@@ -154,27 +141,6 @@ class InConnection:
         found = SharedRange.unpack(place)
         memory = self.files.memory(header.number, found)
         return header._replace(type=FrameType.DATA, length=found.nbytes), memory
-
-    def fill(self, view: memoryview) -> None:
-        """Receive exactly ``len(view)`` bytes; waits for them.
-
-        Raises:
-            EOFError: the connection or the edge was closed.
-        """
-        if self.early and view:
-            count = min(len(view), len(self.early))
-            view[:count] = self.early[:count]
-            self.early = self.early[count:]
-            view = view[count:]
-        crosses_a_wire = self.crosses_a_wire
-        while view:
-            if self._closed.is_set():
-                raise EOFError("the edge was closed")
-            if crosses_a_wire:
-                self.wake_for(len(view))
-                self.readable.poll(_PATIENCE_MILLISECONDS)
-            view = view[self.receive_into(view, _AT_ONCE if crosses_a_wire else 0) :]
-        self.wake_at(HEADER_SIZE)
 
     def wake_for(self, missing: int) -> None:
         """Make the connection readable when a good part of a payload is there.
@@ -199,11 +165,10 @@ class InConnection:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
             self._low_water = nbytes
 
-    def peer_hung_up(self) -> bool:
-        """Return True if the peer has ended the connection; bytes may be left to be read."""
-        poll = select.poll()
-        poll.register(self.socket, select.POLLRDHUP)
-        return bool(poll.poll(0))
+    def close(self) -> None:
+        """End the connection, and forget the files that came on it."""
+        self.socket.close()
+        self.files.close()
 
 
 # A Unix socket takes a longer piece several times more slowly.

@@ -8,7 +8,7 @@ from itertools import chain
 
 from allfold_agent.edges.connections import EdgeCounters
 from allfold_agent.edges.in_edge import InEdge
-from allfold_agent.edges.incoming import LinkRate
+from allfold_agent.edges.link_rate import LinkRate
 from allfold_agent.edges.members import GroupLife, GroupNodes
 from allfold_agent.edges.opening import Dial, EdgeRequest, Traffic
 from allfold_agent.edges.out_edge import OutEdge

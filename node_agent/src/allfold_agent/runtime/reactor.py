@@ -65,6 +65,10 @@ class Reactor:
         """True until :meth:`close`; after that, tasks are not run."""
         return not self._closing
 
+    def is_current(self) -> bool:
+        """Return True in the reactor's own thread."""
+        return get_ident() == self._ident
+
     def close(self) -> None:
         """End the thread; what is not done by then is not done any more."""
         with self._waking:
@@ -80,7 +84,7 @@ class Reactor:
     def call(self, task: Action) -> None:
         """Do something soon, in the reactor's thread; from any thread, and without waiting."""
         self._tasks.append(task)
-        if get_ident() != self._ident:
+        if not self.is_current():
             with self._waking:
                 if not self._closing:
                     os.eventfd_write(self._wake, 1)
@@ -88,7 +92,7 @@ class Reactor:
     def later(self, seconds: float, task: Action) -> None:
         """Do something after a while, in the reactor's thread; from any thread."""
         timer = (monotonic() + seconds, next(self._numbers), task)
-        if get_ident() == self._ident:
+        if self.is_current():
             heappush(self._timers, timer)
         else:
             self.call(lambda: heappush(self._timers, timer))
@@ -117,7 +121,7 @@ class Reactor:
                 serve = self._served.get(number)
                 if serve is not None:  # else it was forgotten by what was served before
                     _guarded(serve, events)
-            while self._tasks:
+            for _ in range(len(self._tasks)):  # those that they add come after what is ready
                 _guarded(self._tasks.popleft())
             while self._timers and self._timers[0][0] <= monotonic():
                 _guarded(heappop(self._timers)[2])

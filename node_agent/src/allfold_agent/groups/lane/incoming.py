@@ -10,7 +10,7 @@ from typing import Protocol
 import xxhash
 
 from allfold_agent.edges.connections import EdgeCounters, tune
-from allfold_agent.edges.incoming import LinkRate
+from allfold_agent.edges.link_rate import LinkRate
 from allfold_agent.edges.received_files import MissingFile, ReceivedFiles
 from allfold_agent.groups.lane.outgoing import TAKES_FILES, Payload
 from allfold_agent.runtime.lane_thread import LaneThread

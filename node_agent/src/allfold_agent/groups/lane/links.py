@@ -10,7 +10,7 @@ from threading import Event
 
 from allfold_agent.edges.connections import EdgeCounters
 from allfold_agent.edges.edges import DialFrom
-from allfold_agent.edges.incoming import LinkRate
+from allfold_agent.edges.link_rate import LinkRate
 from allfold_agent.edges.members import GroupLife, GroupNodes
 from allfold_agent.edges.opening import EdgeOpener, EdgeRequest, Traffic
 from allfold_agent.groups.lane.incoming import FrameSink, Payloads
