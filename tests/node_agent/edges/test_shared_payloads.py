@@ -85,14 +85,14 @@ def sent(
     """Some ops that node 0 has sent to node 1, which runs a program."""
     sender = Side(COUNT, (Send(WHOLE, 1),), 0, numel=NUMEL, chunk=CHUNK)
     receiver = Side(COUNT, program, 1, numel=NUMEL, chunk=CHUNK)
-    out_edge = OutEdge("b", "test-a-b")
+    reactor = Reactor("test")
+    reactor.start()
+    out_edge = OutEdge("b", reactor)
     for seq, executor in enumerate(sender.exchanges):
         out_edge.enqueue(OpSender(executor, 1, seq, STAMP, FINGERPRINT))
         for task in executor.start():
             executor.contribute(task)
     path = Path(out_edge, lives or repeat(1 << 40), passes_files=passes_files)
-    reactor = Reactor("test")
-    reactor.start()
     in_edge = InEdge("a", "test-a-b", path.dial, receiver, reactor)
     try:
         yield sender, receiver, path, out_edge

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-import select
 import socket
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
 
@@ -13,6 +13,7 @@ import torch
 
 from allfold_agent.edges.outgoing import OutgoingFrame, SentFiles
 from allfold_agent.edges.received_files import ReceivedFiles
+from allfold_agent.runtime.reactor import READABLE, WRITABLE, Reactor
 from allfold_agent.runtime.tunnels import crosses_a_wire
 from allfold_core.protocol.frames import (
     ACK,
@@ -58,16 +59,6 @@ def tune(connected: socket.socket) -> None:
 
 def _is_loopback(host: str) -> bool:
     return host.startswith("127.") or host == "::1"
-
-
-def await_bytes(connected: socket.socket, seconds: float) -> None:
-    """Wait until there is something to be read, or the connection has ended."""
-    try:
-        readable = select.poll()
-        readable.register(connected, select.POLLIN)
-        readable.poll(seconds * 1000)
-    except (OSError, ValueError) as error:
-        log.debug("the connection is gone: %s", error)
 
 
 _WITH_FILES = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
@@ -172,16 +163,19 @@ class InConnection:
 
 
 # A Unix socket takes a longer piece several times more slowly.
-PIECE_BYTES = 256 * 1024
+_PIECE_BYTES = 256 * 1024
 _ACKS_AT_ONCE = ACK.size * 512
 
 
 class OutConnection:
-    """The sending end of one connection; only one thread at a time writes on it.
+    """The sending end of one connection; one thread at a time writes on it. Nothing waits.
 
     Args:
         connected: an open connection to the receiver.
         from_frame: the first frame that the receiver has not got.
+        reactor: watches it.
+        serve: called in the reactor's thread when there is something to be read, when it has ended,
+            or, after :meth:`await_room`, once when there is room: with itself, and events.
 
     Attributes:
         socket: the connection.
@@ -190,9 +184,16 @@ class OutConnection:
         takes_files: True once the receiver has said that it takes what comes with a frame, by an
             acknowledgement of nothing new.
         awaits_word: True until it is known whether it does.
+        waits: True while it awaits room, or that word. For its user, who holds a lock.
     """
 
-    def __init__(self, connected: socket.socket, from_frame: int) -> None:
+    def __init__(
+        self,
+        connected: socket.socket,
+        from_frame: int,
+        reactor: Reactor,
+        serve: Callable[[OutConnection, int], None],
+    ) -> None:
         tune(connected)
         self.socket = connected
         self.last_heard = monotonic()  # the peer has dialled
@@ -202,37 +203,87 @@ class OutConnection:
         self._from_frame = from_frame
         self._files = SentFiles()
         self._ack_rest = b""
+        self._reactor = reactor
+        self._serve = serve
+        self._is_served = False
+        self.waits = self.awaits_word
+        reactor.call(self._register)
 
-    def write_some(self, frame: OutgoingFrame) -> int:
-        """Write what the socket takes at once; the number of bytes."""
-        try:
-            if self.takes_files and frame.content.is_shared:
-                return self._share(frame, socket.MSG_DONTWAIT)
-            return self.socket.sendmsg([frame.header, frame.payload], [], socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return 0
+    # In the reactor's thread, in the order of the calls
 
-    def write_rest(self, frame: OutgoingFrame, sent: int) -> None:
-        """Write what is left of a frame after so many bytes; waits until the peer takes it.
+    def _register(self) -> None:
+        self._reactor.register(self.socket, self._served, READABLE)
+        self._is_served = True
 
-        How long it may take is a matter of the op's deadline; :meth:`shut_down` ends the wait.
+    def _await_room(self) -> None:
+        if self._is_served:
+            self._reactor.modify(self.socket, READABLE | WRITABLE)
+
+    def _served(self, events: int) -> None:
+        if events & WRITABLE:
+            self._reactor.modify(self.socket, READABLE)
+        self._serve(self, events)
+
+    def ignore(self) -> None:
+        """Serve it no more: it tells of its end again and again."""
+        if self._is_served:
+            self._is_served = False
+            self._reactor.unregister(self.socket)
+
+    def _close(self) -> None:
+        if self._reactor.running:
+            self.ignore()
+        self.socket.close()
+
+    # From any thread
+
+    def await_room(self) -> None:
+        """Have the connection served when it takes bytes again."""
+        self.waits = True
+        self._reactor.call(self._await_room)
+
+    def shut_down(self) -> None:
+        """End the connection; ``OSError`` if it has ended."""
+        self.socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the socket, soon; nobody writes on it any more."""
+        if self._reactor.running:
+            self._reactor.call(self._close)
+        else:
+            self._close()
+
+    def shares(self, frame: OutgoingFrame) -> bool:
+        """Return True if the place of a payload is written instead of the payload."""
+        return self.takes_files and frame.content.is_shared
+
+    def write(self, frame: OutgoingFrame, sent: int, most: int) -> int:
+        """Write what the socket takes of a frame, from a byte on, but not much over a bound.
+
+        Returns:
+            The bytes of the frame that are written, all in all.
 
         Raises:
             OSError: the connection broke or was dropped.
         """
-        connected = self.socket
-        header, payload = memoryview(frame.header), memoryview(frame.payload)
-        total = len(header) + len(payload)
-        if not sent and self.takes_files and frame.content.is_shared:
-            sent = self._share(frame)
-        while sent < total:
-            done = sent - len(header)
-            if done < 0:
-                sent += connected.sendmsg([header[sent:], payload[:PIECE_BYTES]])
-            else:
-                sent += connected.send(payload[done : done + PIECE_BYTES])
+        try:
+            if not sent and self.shares(frame):
+                return self._share(frame)
+            header, payload = memoryview(frame.header), memoryview(frame.payload)
+            total, stop = len(header) + len(payload), sent + most
+            while sent < min(total, stop):
+                done = sent - len(header)
+                if done < 0:
+                    pieces = [header[sent:], payload[:_PIECE_BYTES]]
+                    sent += self.socket.sendmsg(pieces, [], socket.MSG_DONTWAIT)
+                else:
+                    piece = payload[done : done + _PIECE_BYTES]
+                    sent += self.socket.send(piece, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            pass
+        return sent
 
-    def _share(self, frame: OutgoingFrame, flags: int = 0) -> int:
+    def _share(self, frame: OutgoingFrame) -> int:
         """Say where the payload lies, instead of writing it; the number of bytes that saves.
 
         So few bytes go in one piece. The file goes with them the first time.
@@ -246,7 +297,7 @@ class OutConnection:
         )
         header = head._replace(type=FrameType.SHARED, length=RANGE_SIZE).pack()
         rights = socket.SOL_SOCKET, socket.SCM_RIGHTS, _DESCRIPTOR.pack(content.buffer.file)
-        self.socket.sendmsg([header, place.pack()], [rights] if is_new else [], flags)
+        self.socket.sendmsg([header, place.pack()], [rights] if is_new else [], socket.MSG_DONTWAIT)
         if is_new:
             files.add(content.buffer)
         return len(frame.header) + len(frame.payload)
@@ -275,7 +326,3 @@ class OutConnection:
             self.takes_files = ACK.unpack_from(data)[0] == self._from_frame
         expected: int = ACK.unpack_from(data, whole - ACK.size)[0]
         return expected
-
-    def shut_down(self) -> None:
-        """End the connection and wake a thread that writes on it; ``OSError`` if it has ended."""
-        self.socket.shutdown(socket.SHUT_RDWR)
