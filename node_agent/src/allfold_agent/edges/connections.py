@@ -13,7 +13,7 @@ import torch
 
 from allfold_agent.edges.outgoing import OutgoingFrame, SentFiles
 from allfold_agent.edges.received_files import ReceivedFiles
-from allfold_agent.runtime.reactor import READABLE, WRITABLE, Reactor
+from allfold_agent.runtime.reactor import HUNG_UP, READABLE, WRITABLE, Reactor
 from allfold_agent.runtime.tunnels import crosses_a_wire
 from allfold_core.protocol.frames import (
     ACK,
@@ -174,8 +174,9 @@ class OutConnection:
         connected: an open connection to the receiver.
         from_frame: the first frame that the receiver has not got.
         reactor: watches it.
-        serve: called in the reactor's thread when there is something to be read, when it has ended,
-            or, after :meth:`await_room`, once when there is room: with itself, and events.
+        serve: called in the reactor's thread with itself, and events: when it has ended, when the
+            receiver's word is there or what :meth:`listen` is for, or, after :meth:`await_room`,
+            once when there is room.
 
     Attributes:
         socket: the connection.
@@ -206,23 +207,35 @@ class OutConnection:
         self._reactor = reactor
         self._serve = serve
         self._is_served = False
+        self._polled = 0
+        self._awaits_room = self._listens = False
         self.waits = self.awaits_word
         reactor.call(self._register)
 
     # In the reactor's thread, in the order of the calls
 
     def _register(self) -> None:
-        self._reactor.register(self.socket, self._served, READABLE)
+        self._polled = HUNG_UP
+        self._reactor.register(self.socket, self._served, HUNG_UP)
         self._is_served = True
+        self._poll()
 
-    def _await_room(self) -> None:
-        if self._is_served:
-            self._reactor.modify(self.socket, READABLE | WRITABLE)
+    def _poll(self) -> None:
+        """Wait for what is awaited. Each acknowledgement by itself is not worth being woken."""
+        events = HUNG_UP
+        if self.awaits_word or self._listens:
+            events |= READABLE
+        if self._awaits_room:
+            events |= WRITABLE
+        if self._is_served and events != self._polled:
+            self._reactor.modify(self.socket, events)
+            self._polled = events
 
     def _served(self, events: int) -> None:
         if events & WRITABLE:
-            self._reactor.modify(self.socket, READABLE)
+            self._awaits_room = False
         self._serve(self, events)
+        self._poll()
 
     def ignore(self) -> None:
         """Serve it no more: it tells of its end again and again."""
@@ -239,8 +252,13 @@ class OutConnection:
 
     def await_room(self) -> None:
         """Have the connection served when it takes bytes again."""
-        self.waits = True
-        self._reactor.call(self._await_room)
+        self.waits = self._awaits_room = True
+        self._reactor.call(self._poll)
+
+    def listen(self) -> None:
+        """Have the connection served for each acknowledgement from now on."""
+        self._listens = True
+        self._reactor.call(self._poll)
 
     def shut_down(self) -> None:
         """End the connection; ``OSError`` if it has ended."""

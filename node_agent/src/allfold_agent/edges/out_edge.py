@@ -36,12 +36,15 @@ log = logging.getLogger(__name__)
 
 # After so much it is the turn of others: whoever has made frames ready must not be kept for long.
 _TURN_BYTES = 1 << 20
-# From so many frames on that nobody has acknowledged, it is worth a look.
+# Acknowledgements are read when there may be so many, before a frame so long, and so often.
 _MANY_UNACKED = 64
-_LOOK_SECONDS = 0.2
+_LONG_BYTES = 64 * 1024
+_LOOK_SECONDS = 1.0
 # A receiver on this machine says within so long whether it takes files.
 _WORD_SECONDS = 0.02
 _CLOSE_SECONDS = 2.0
+# Whoever waits for the last ones looks so often, also where the reactor has ended.
+_FINISH_SECONDS = 0.2
 
 
 class OutEdge:
@@ -68,6 +71,7 @@ class OutEdge:
         self._dropped: list[OutConnection] = []
         self._busy = False
         self._closed = False
+        self._look_is_due = False
         self._reactor = reactor
 
     @property
@@ -107,8 +111,13 @@ class OutEdge:
         self._send()
 
     def wake(self) -> None:
-        """Have the reactor :meth:`kick`, for whoever holds locks."""
-        self._reactor.call(self.kick)
+        """Have the reactor send what has become ready, and let go of what has arrived."""
+        self._reactor.call(self._look_around)
+
+    def _look_around(self) -> None:
+        with self._lock:
+            self._drain_acks()
+        self.kick()
 
     def attach(self, from_frame: int) -> Callable[[socket.socket], None]:
         """Accept a connection that wants everything from a frame on; returns its taker."""
@@ -137,7 +146,9 @@ class OutEdge:
                     left = min(left, self._lost_at + RECONNECT_SECONDS - monotonic())
                 if left <= 0:
                     return
-                self._changed.wait(timeout=min(_LOOK_SECONDS, left))
+                if self._connection is not None:
+                    self._connection.listen()
+                self._changed.wait(timeout=min(_FINISH_SECONDS, left))
 
     def close(self) -> None:
         """End, whatever is still queued."""
@@ -230,7 +241,7 @@ class OutEdge:
         while left > 0:
             with self._lock:
                 connection = self._connection
-                frame, sent = (None, 0) if connection is None else self._unfinished(connection)
+                frame, sent = (None, 0) if connection is None else self._unfinished()
                 if connection is None or frame is None:
                     self._rest()
                     return
@@ -263,20 +274,23 @@ class OutEdge:
                 self._rest()
             return not is_full
 
-    def _unfinished(self, connection: OutConnection) -> tuple[OutgoingFrame | None, int]:
+    def _unfinished(self) -> tuple[OutgoingFrame | None, int]:
         """The frame to be sent next, and how much of it has been."""
-        if len(self._unacked) >= _MANY_UNACKED or connection.awaits_word:
-            self._drain_acks()
         if self._partial is not None:
             partial, self._partial = self._partial, None
             return partial
         if self._resend:
             return self._resend.popleft(), 0
         head = self._queue.head()
-        return (None if head is None else self._frame_of(head)), 0
+        if head is None:
+            return None, 0
+        if len(self._unacked) >= _MANY_UNACKED or head.next_size() >= _LONG_BYTES:
+            self._drain_acks()
+        return self._frame_of(head), 0
 
     def _rest(self) -> None:
         self._busy = False
+        self._look_later()
         self._close_dropped()
         if self._closed:
             self._changed.notify_all()
@@ -324,7 +338,18 @@ class OutEdge:
         self.counters.frames += 1
         frame.content.sent()
 
-    # Acknowledgements
+    # Acknowledgements. Memory waits for them, but each by itself is not worth being woken for.
+
+    def _look_later(self) -> None:
+        if self._unacked and not self._look_is_due:
+            self._look_is_due = True
+            self._reactor.later(_LOOK_SECONDS, self._look)
+
+    def _look(self) -> None:
+        with self._lock:
+            self._look_is_due = False
+            self._drain_acks()
+            self._look_later()
 
     def acknowledged(self) -> int:
         """Return the number of frames that the receiver is known to have."""
