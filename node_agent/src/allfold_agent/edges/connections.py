@@ -11,7 +11,7 @@ from time import monotonic
 
 import torch
 
-from allfold_agent.edges.outgoing import OutgoingFrame, SentFiles
+from allfold_agent.edges.outgoing import OutgoingFrame, SentFiles, rights
 from allfold_agent.edges.received_files import ReceivedFiles
 from allfold_agent.runtime.reactor import HUNG_UP, READABLE, WRITABLE, Reactor
 from allfold_agent.runtime.tunnels import crosses_a_wire
@@ -22,7 +22,6 @@ from allfold_core.protocol.frames import (
     FrameError,
     FrameHeader,
     FrameType,
-    SharedRange,
 )
 
 log = logging.getLogger(__name__)
@@ -61,14 +60,11 @@ def _is_loopback(host: str) -> bool:
     return host.startswith("127.") or host == "::1"
 
 
-_WITH_FILES = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
 # How much of a payload has to be there before somebody is woken for it: each time costs as much as
 # receiving this.
 _LOW_WATER = 128 * 1024
 # Where the kernel tells how much it lets the peer send: rcv_ssthresh in tcp_info, tcp(7).
 _WINDOW = struct.Struct("=64xI")
-_RIGHTS_BYTES = socket.CMSG_SPACE(struct.calcsize("i"))
-_DESCRIPTOR = struct.Struct("i")
 
 
 class InConnection:
@@ -107,18 +103,12 @@ class InConnection:
             if self.crosses_a_wire:
                 count = self.socket.recv_into(view, 0, socket.MSG_DONTWAIT)
             else:
-                count = self._receive_with_files(view)
+                count = self.files.receive_into(self.socket, view)
         except BlockingIOError:
             return 0
         if count == 0:
             raise EOFError("the peer closed the connection")
         self.last_heard = monotonic()
-        return count
-
-    def _receive_with_files(self, view: memoryview) -> int:
-        count, rights, _, _ = self.socket.recvmsg_into([view], _RIGHTS_BYTES, _WITH_FILES)
-        for _, _, data in rights:
-            self.files.add([each for (each,) in _DESCRIPTOR.iter_unpack(data)])
         return count
 
     def shared(self, header: FrameHeader, place: memoryview) -> tuple[FrameHeader, torch.Tensor]:
@@ -127,11 +117,9 @@ class InConnection:
         Raises:
             FrameError: there is no such memory.
         """
-        if header.length != RANGE_SIZE or self.crosses_a_wire:
-            raise FrameError(f"frame {header.number} cannot have its payload in shared memory")
-        found = SharedRange.unpack(place)
-        memory = self.files.memory(header.number, found)
-        return header._replace(type=FrameType.DATA, length=found.nbytes), memory
+        if self.crosses_a_wire:
+            raise FrameError(f"frame {header.number} has its payload on another machine")
+        return self.files.content(header, place)
 
     def wake_for(self, missing: int) -> None:
         """Make the connection readable when a good part of a payload is there.
@@ -307,17 +295,12 @@ class OutConnection:
         So few bytes go in one piece. The file goes with them the first time.
         """
         content, head = frame.content, frame.head
-        assert content.buffer is not None and content.buffer.file is not None and head is not None
-        slot, files = self._files.slot_of(content.buffer), self._files
-        is_new = slot is None
-        place = SharedRange(
-            files.next_slot if slot is None else slot, is_new, content.place, head.length
-        )
+        assert content.buffer is not None and head is not None
+        place, file = self._files.range_of(content.buffer, content.place, head.length)
         header = head._replace(type=FrameType.SHARED, length=RANGE_SIZE).pack()
-        rights = socket.SOL_SOCKET, socket.SCM_RIGHTS, _DESCRIPTOR.pack(content.buffer.file)
-        self.socket.sendmsg([header, place.pack()], [rights] if is_new else [], socket.MSG_DONTWAIT)
-        if is_new:
-            files.add(content.buffer)
+        self.socket.sendmsg([header, place.pack()], rights(file), socket.MSG_DONTWAIT)
+        if file >= 0:
+            self._files.add(content.buffer)
         return len(frame.header) + len(frame.payload)
 
     def read_ack(self) -> int | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import socket
+import struct
 import weakref
 from collections import deque
 
@@ -12,7 +14,13 @@ import torch
 
 from allfold_agent.edges.outgoing import SLOTS
 from allfold_agent.runtime.buffers import is_sealed
-from allfold_core.protocol.frames import FrameError, SharedRange
+from allfold_core.protocol.frames import (
+    RANGE_SIZE,
+    FrameError,
+    FrameHeader,
+    FrameType,
+    SharedRange,
+)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -25,6 +33,9 @@ _libc.mmap.argtypes = (
     ctypes.c_long,
 )
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_DESCRIPTOR = struct.Struct("i")
+_RIGHTS_BYTES = socket.CMSG_SPACE(_DESCRIPTOR.size)
+_AT_ONCE = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
@@ -44,19 +55,38 @@ class ReceivedFiles:
         self._descriptors: deque[int] = deque()
         self._newest = -1
 
+    def receive_into(self, connected: socket.socket, view: memoryview) -> int:
+        """Receive what is there, and keep the files that come with it; the number of bytes."""
+        count, rights, _, _ = connected.recvmsg_into([view], _RIGHTS_BYTES, _AT_ONCE)
+        for _, _, data in rights:
+            self.add([each for (each,) in _DESCRIPTOR.iter_unpack(data)])
+        return count
+
     def add(self, descriptors: list[int]) -> None:
         """Take descriptors that came with the bytes of a frame."""
         self._descriptors.extend(descriptors)
 
-    def memory(self, number: int, shared: SharedRange) -> torch.Tensor:
-        """Return the content of a frame, which may be asked for more than once.
+    def content(
+        self, header: FrameHeader, place: memoryview | bytearray
+    ) -> tuple[FrameHeader, torch.Tensor]:
+        """Return the ``DATA`` frame that a ``SHARED`` one stands for, and its payload.
+
+        It may be asked for more than once.
 
         Args:
-            number: of the frame.
+            place: the payload of the ``SHARED`` one.
 
         Raises:
             FrameError: there is no such memory.
         """
+        if header.length != RANGE_SIZE:
+            raise FrameError(f"frame {header.number} cannot have its payload in shared memory")
+        found = SharedRange.unpack(place)
+        memory = self.memory(header.number, found)
+        return header._replace(type=FrameType.DATA, length=found.nbytes), memory
+
+    def memory(self, number: int, shared: SharedRange) -> torch.Tensor:
+        """Return a range of a file that has come with this frame or an earlier one."""
         if shared.is_new and number > self._newest:
             self._map(shared.slot)
             self._newest = number

@@ -1,6 +1,6 @@
 """One op's run through its task graph on this node.
 
-No thread of its own: whoever completes a task (a worker, an edge's thread) carries on with what
+No thread of its own: whoever completes a task (a worker, the edges' reactor) carries on with what
 became ready. A fold runs in the thread that received its last operand, while that is in cache.
 """
 

@@ -1,7 +1,8 @@
 """One thread that serves many descriptors, each as soon as it is ready.
 
-Messages of ranks and short frames of other nodes are served by the same thread: a hand-over to
-another one takes longer than to fold what they carry. What takes time is left to other threads.
+An agent has one for the messages of ranks and what nodes agree upon, which must wait for nothing
+that takes time, and one for the frames of other nodes, which folds what they bring: a hand-over to
+a third thread takes longer than most folds.
 """
 
 from __future__ import annotations

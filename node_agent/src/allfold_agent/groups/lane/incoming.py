@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import struct
 from collections.abc import Callable
 from typing import Protocol
 
@@ -12,17 +11,10 @@ import xxhash
 from allfold_agent.edges.connections import EdgeCounters, tune
 from allfold_agent.edges.link_rate import LinkRate
 from allfold_agent.edges.received_files import MissingFile, ReceivedFiles
-from allfold_agent.groups.lane.outgoing import TAKES_FILES, Payload
+from allfold_agent.groups.lane.outgoing import Payload
 from allfold_agent.runtime.lane_thread import LaneThread
 from allfold_agent.runtime.tunnels import crosses_a_wire
-from allfold_core.protocol.frames import (
-    HEADER_SIZE,
-    RANGE_SIZE,
-    FrameError,
-    FrameHeader,
-    FrameType,
-    SharedRange,
-)
+from allfold_core.protocol.frames import ACK, HEADER_SIZE, FrameError, FrameHeader, FrameType
 
 LONGEST_PAYLOAD = 512 * 1024
 """Of a frame: short against the caches, long against what it takes to send one."""
@@ -30,9 +22,6 @@ LONGEST_PAYLOAD = 512 * 1024
 # The longest frame that is copied out of the stage; others come to their memory at once.
 _STAGE_BYTES = HEADER_SIZE + 64 * 1024
 _MOST_IDLE = 32
-_RIGHTS_BYTES = socket.CMSG_SPACE(struct.calcsize("i"))
-_CLOSE_ON_EXEC = socket.MSG_CMSG_CLOEXEC
-_DESCRIPTOR = struct.Struct("i")
 
 
 class FrameSink(Protocol):
@@ -137,7 +126,7 @@ class LaneIn:
         self._thread.register(self._socket.fileno(), self._serve)
         try:
             if self._payloads.files_come and not crosses_a_wire(self._socket):
-                self._socket.send(TAKES_FILES)
+                self._socket.send(ACK.pack(0))  # nothing new: the sender may pass files now
             self._take_frames()
         except (OSError, FrameError) as error:
             self._on_lost(error)
@@ -174,9 +163,7 @@ class LaneIn:
         room = self._view[self._filled :]
         if crosses_a_wire(connected):
             return _received(connected, room)
-        count, rights, _, _ = connected.recvmsg_into([room], _RIGHTS_BYTES, _CLOSE_ON_EXEC)
-        for _, _, data in rights:
-            self._files.add([each for (each,) in _DESCRIPTOR.iter_unpack(data)])
+        count = self._files.receive_into(connected, room)
         if not count:
             raise EOFError("the peer has closed the connection")
         return count
@@ -231,15 +218,12 @@ class LaneIn:
 
     def _shared(self, header: FrameHeader, payload: Payload) -> tuple[FrameHeader, Payload]:
         """Return the frame that one stands for whose payload lies in memory of the sender."""
-        if header.length != RANGE_SIZE:
-            raise FrameError(f"frame {header.number} cannot have its payload in shared memory")
-        found = SharedRange.unpack(payload)
         try:
-            memory = self._files.memory(header.number, found)
+            header, memory = self._files.content(header, payload)
         except MissingFile:
             self._payloads.files_come = False
             raise
-        return header._replace(type=FrameType.DATA, length=found.nbytes), memory.numpy().data
+        return header, memory.numpy().data
 
 
 def _received(connected: socket.socket, view: memoryview) -> int:
