@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
+from functools import partial
+from threading import Thread
 from threading import enumerate as enumerate_threads
 
 import pytest
@@ -10,10 +13,11 @@ import torch
 
 from allfold_agent.edges.in_edge import InEdge
 from allfold_agent.edges.out_edge import OutEdge
+from allfold_agent.execution.transfers import SliceLanding
 from allfold_agent.p2p.messages import content_frames
-from allfold_agent.runtime.reactor import Reactor
+from allfold_agent.runtime.reactor import Action, Reactor
 from allfold_core.errors import PeerLost
-from allfold_core.protocol.frames import HEADER_SIZE
+from allfold_core.protocol.frames import ACK, HEADER_SIZE
 from allfold_core.schedules.schedule import Receive, Send, Slice
 from tests.node_agent.edges.edge_ends import DEADLINE, KIB, Feed, Side, frames_of
 from tests.support.fakes.damaged_wire import tcp_pair
@@ -56,6 +60,28 @@ def test_a_sender_that_nobody_reads_from_ends_when_it_is_closed(reactor: Reactor
         wait_until(lambda: edge.counters.frames, "the first frames are written", DEADLINE)
         edge.close()
         wait_until(lambda: theirs.fileno() < 0, "its connection is closed", DEADLINE)
+
+
+def test_a_frame_that_has_arrived_is_acknowledged_before_its_edge_ends(reactor: Reactor) -> None:
+    """Its sender waits for that before it lets go of the memory."""
+    receiver = Side(1, (Receive(Slice(0, 10), 0),), 1, numel=10, chunk=10)
+    ours, theirs = tcp_pair()
+    ours.settimeout(DEADLINE)
+    with ours:
+        in_edge = InEdge("a", "test-a-b", lambda _: (theirs, b""), receiver, reactor)
+        closing = Thread(target=in_edge.close)
+        receiver.receivers[0].received = partial(  # type: ignore[method-assign]
+            _then, receiver.receivers[0].received, closing.start
+        )
+        ours.sendall(frames_of(10, 10)[0])
+        assert ours.recv(100) == ACK.pack(1)
+        assert ours.recv(100) == b""
+        closing.join(DEADLINE)
+
+
+def _then(received: Callable[[SliceLanding], None], then: Action, landing: SliceLanding) -> None:
+    received(landing)
+    then()
 
 
 def test_an_edge_that_waits_for_something_to_be_sent_or_received_has_no_thread() -> None:

@@ -217,7 +217,7 @@ def test_a_buffer_keeps_its_slot_until_there_are_more_buffers_than_slots() -> No
 
     def found(buffer: Buffer) -> tuple[int, bool, int]:
         place, file = sent_files.range_of(buffer, 0, 1)
-        return place.slot, place.is_new, file
+        return place.slot, bool(place.is_new), file
 
     assert found(every[0]) == (2, True, every[0].file), "another one has its slot"
     assert found(every[2]) == (2, False, -1)

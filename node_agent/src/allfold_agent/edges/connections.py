@@ -111,7 +111,17 @@ class InConnection:
         self.last_heard = monotonic()
         return count
 
-    def shared(self, header: FrameHeader, place: memoryview) -> tuple[FrameHeader, torch.Tensor]:
+    def acknowledge(self, expected: int) -> bool:
+        """Tell the sender which frame is the next; false where there is no room for that."""
+        try:
+            self.socket.send(ACK.pack(expected), socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        return True
+
+    def shared(
+        self, header: FrameHeader, place: memoryview | bytearray
+    ) -> tuple[FrameHeader, torch.Tensor]:
         """Return the ``DATA`` frame that a ``SHARED`` one stands for, and its payload.
 
         Raises:

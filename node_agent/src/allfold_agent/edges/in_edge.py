@@ -18,7 +18,6 @@ from allfold_agent.edges.opening import Dial, EdgeOpener
 from allfold_agent.edges.received_files import MissingFile
 from allfold_agent.edges.receivers import Receiver
 from allfold_agent.runtime.reactor import Reactor
-from allfold_agent.runtime.threads import start_thread
 from allfold_core.errors import AllfoldError, PeerLost, ServiceError
 from allfold_core.protocol.frames import FrameError
 
@@ -93,7 +92,6 @@ class InEdge:
         Nothing is delivered any more when this returns, but to the reactor's own thread.
         """
         self._closed.set()
-        self._frames.shut_down()
         self._reactor.call(self._end)
         if not self._reactor.is_current():
             deadline = monotonic() + _CLOSE_SECONDS
@@ -107,27 +105,16 @@ class InEdge:
         self._frames.close()
         self._ended.set()
 
-    # Opening, in a thread of its own
+    # Opening
 
     def _start_dialling(self) -> None:
-        start_thread(partial(self._dial, self._frames.expected), f"allfold-dial-{self._name}")
+        self._opener.open_in_thread(self._frames.expected, self._reactor, self._take, self._lose)
 
-    def _dial(self, from_frame: int) -> None:
-        try:
-            connected, early = self._opener.open(from_frame)
-        except AllfoldError as error:
-            self._lose(error)
-        except Exception as error:
-            log.exception("edge %s cannot be opened", self._name)
-            self._lose(PeerLost(f"edge {self._name} failed: {error}"))
-        else:
-            self._reactor.call(partial(self._take, connected, early))
+    # In the reactor's thread
 
     def _lose(self, error: AllfoldError) -> None:
         if not self._closed.is_set():
             self._receiver.edge_lost(self.source, error)
-
-    # In the reactor's thread
 
     def _take(self, connected: socket.socket, early: bytes) -> None:
         if self._closed.is_set():

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 
 import torch
 import xxhash
@@ -19,7 +20,7 @@ from allfold_agent.edges.link_rate import LinkRate
 from allfold_agent.edges.receivers import Arriving, FrameLanding, NotYet, Receiver, Sink
 from allfold_agent.runtime.reactor import HUNG_UP, READABLE, Reactor
 from allfold_core.errors import PeerSentIncoherentTensor
-from allfold_core.protocol.frames import ACK, HEADER_SIZE, RANGE_SIZE, FrameHeader, FrameType
+from allfold_core.protocol.frames import HEADER_SIZE, RANGE_SIZE, FrameHeader, FrameType
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +106,9 @@ class IncomingFrames:
         connection = self._connection
         if connection is None:
             return
+        if self._unacked_frames:
+            with suppress(OSError):  # it has ended
+                self._acknowledge()  # the sender may be waiting for this to go
         if self._reactor.running:
             self._serve_for(0)
         self._events = 0
@@ -120,15 +124,6 @@ class IncomingFrames:
         """The time of the last byte from the peer (monotonic); ``-inf`` if there was none."""
         connection = self._connection
         return float("-inf") if connection is None else connection.last_heard
-
-    def shut_down(self) -> None:
-        """Have the peer see the end of the connection at once; from any thread."""
-        connection = self._connection
-        if connection is not None:
-            try:
-                connection.socket.shutdown(socket.SHUT_RDWR)
-            except OSError as error:
-                log.debug("edge %s was gone already: %s", self._name, error)
 
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
@@ -373,7 +368,5 @@ class IncomingFrames:
         if connection is None:
             return
         self._unacked_bytes = self._unacked_frames = 0
-        try:
-            connection.socket.send(ACK.pack(self.expected), socket.MSG_DONTWAIT)
-        except BlockingIOError:
+        if not connection.acknowledge(self.expected):
             log.debug("edge %s: no room for an acknowledgement; a later one covers it", self._name)

@@ -8,13 +8,12 @@ from typing import Protocol
 
 import xxhash
 
-from allfold_agent.edges.connections import EdgeCounters, tune
+from allfold_agent.edges.connections import EdgeCounters, InConnection
 from allfold_agent.edges.link_rate import LinkRate
-from allfold_agent.edges.received_files import MissingFile, ReceivedFiles
+from allfold_agent.edges.received_files import MissingFile
 from allfold_agent.groups.lane.outgoing import Payload
 from allfold_agent.runtime.lane_thread import LaneThread
-from allfold_agent.runtime.tunnels import crosses_a_wire
-from allfold_core.protocol.frames import ACK, HEADER_SIZE, FrameError, FrameHeader, FrameType
+from allfold_core.protocol.frames import HEADER_SIZE, FrameError, FrameHeader, FrameType
 
 LONGEST_PAYLOAD = 512 * 1024
 """Of a frame: short against the caches, long against what it takes to send one."""
@@ -103,17 +102,14 @@ class LaneIn:
         rate: LinkRate,
         on_lost: Callable[[Exception], None],
     ) -> None:
-        tune(connected)
-        connected.setblocking(False)
+        self._connection = InConnection(connected)
         self._node = node
         self._rate = rate
-        self._socket = connected
         self._thread = thread
         self._sink = sink
         self._payloads = payloads
         self._counters = counters
         self._on_lost = on_lost
-        self._files = ReceivedFiles()
         self._stage = bytearray(_STAGE_BYTES)
         self._view = memoryview(self._stage)
         self._filled = 0
@@ -123,19 +119,19 @@ class LaneIn:
         """Begin, with bytes that came with the answer to the dial."""
         self._filled = len(early)
         self._view[: len(early)] = early
-        self._thread.register(self._socket.fileno(), self._serve)
+        connection = self._connection
+        self._thread.register(connection.socket, self._serve)
         try:
-            if self._payloads.files_come and not crosses_a_wire(self._socket):
-                self._socket.send(ACK.pack(0))  # nothing new: the sender may pass files now
+            if self._payloads.files_come and not connection.crosses_a_wire:
+                connection.acknowledge(0)  # nothing new: the sender may pass files now
             self._take_frames()
         except (OSError, FrameError) as error:
             self._on_lost(error)
 
     def close(self) -> None:
         """End the connection."""
-        self._thread.unregister(self._socket.fileno())
-        self._socket.close()
-        self._files.close()
+        self._thread.unregister(self._connection.socket)
+        self._connection.close()
 
     def let_go(self) -> None:
         """Write to no memory any more that the sink has given."""
@@ -145,28 +141,20 @@ class LaneIn:
             long.is_there = False
 
     def _serve(self, _events: int) -> None:
-        connected = self._socket
+        connection = self._connection
         try:
             if self._long is None:
-                self._filled += self._received_with_files(connected)
+                self._filled += connection.receive_into(self._view[self._filled :])
                 self._take_frames()
             # Behind the stage: what is there already of a long frame need not wait for its turn.
             while (long := self._long) is not None:
-                long.got += _received(connected, long.payload[long.got :])
+                count = connection.receive_into(long.payload[long.got :])
+                if not count:
+                    return
+                long.got += count
                 self._take_if_whole(long)
-        except BlockingIOError:
-            return
         except (OSError, EOFError, FrameError) as error:
             self._on_lost(error)
-
-    def _received_with_files(self, connected: socket.socket) -> int:
-        room = self._view[self._filled :]
-        if crosses_a_wire(connected):
-            return _received(connected, room)
-        count = self._files.receive_into(connected, room)
-        if not count:
-            raise EOFError("the peer has closed the connection")
-        return count
 
     def _take_frames(self) -> None:
         """Take the frames that are in the stage; the last may be a long one that goes on."""
@@ -198,7 +186,7 @@ class LaneIn:
         payload[: incoming.got] = self._view[start : self._filled]
         self._long = incoming
         missing = header.length - incoming.got
-        self._rate.begin(missing, crosses_a_wire=crosses_a_wire(self._socket))
+        self._rate.begin(missing, crosses_a_wire=self._connection.crosses_a_wire)
         return self._filled
 
     def _take_if_whole(self, incoming: Incoming) -> None:
@@ -219,15 +207,8 @@ class LaneIn:
     def _shared(self, header: FrameHeader, payload: Payload) -> tuple[FrameHeader, Payload]:
         """Return the frame that one stands for whose payload lies in memory of the sender."""
         try:
-            header, memory = self._files.content(header, payload)
+            header, memory = self._connection.shared(header, payload)
         except MissingFile:
             self._payloads.files_come = False
             raise
         return header, memory.numpy().data
-
-
-def _received(connected: socket.socket, view: memoryview) -> int:
-    count = connected.recv_into(view)
-    if not count:
-        raise EOFError("the peer has closed the connection")
-    return count
