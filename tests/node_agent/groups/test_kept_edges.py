@@ -20,7 +20,7 @@ from tests.support.waiting import wait_until
 
 OPENING = 3
 RANKS = [[0], [1, 2, 3]]
-# Read by the reactor, and by the edge's own thread.
+# Received with its header, and in many pieces.
 SIZES = pytest.mark.parametrize("numel", [5, 200_000], ids=["short", "long"])
 
 

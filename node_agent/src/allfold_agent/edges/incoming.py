@@ -69,6 +69,7 @@ class IncomingFrames:
         self._reactor = reactor
         self._on_end = on_end
         self._connection: InConnection | None = None
+        self._last_heard = float("-inf")  # of the connections before
         self._stage = memoryview(b"")
         self._filled = 0
         self._arriving: Arriving | None = None
@@ -112,6 +113,8 @@ class IncomingFrames:
         if self._reactor.running:
             self._serve_for(0)
         self._events = 0
+        # In this order: another thread that finds no connection looks there.
+        self._last_heard = connection.last_heard
         self._connection = None
         arriving, self._arriving = self._arriving, None
         if arriving is not None:
@@ -123,7 +126,7 @@ class IncomingFrames:
     def last_heard(self) -> float:
         """The time of the last byte from the peer (monotonic); ``-inf`` if there was none."""
         connection = self._connection
-        return float("-inf") if connection is None else connection.last_heard
+        return self._last_heard if connection is None else connection.last_heard
 
     def _guarded(self, work: Callable[[], None]) -> None:
         try:

@@ -206,7 +206,10 @@ class EdgeOpener:
                 log.exception("edge %s cannot be opened", self._name)
                 loop.call(partial(fail, PeerLost(f"edge {self._name} failed: {error}")))
             else:
-                loop.call(partial(take, connected, early))
+                if loop.running:
+                    loop.call(partial(take, connected, early))
+                else:
+                    connected.close()
 
         start_thread(open_it, f"allfold-dial-{self._name}")
 

@@ -147,7 +147,7 @@ class GroupEdges:
             edges = self.ops.detach(lives)
         edges += self.p2p.detach(lives)
 
-        def close() -> None:  # waits for threads that may be dialling
+        def close() -> None:  # waits for what is under way on the edges
             for edge in edges:
                 edge.close()
 

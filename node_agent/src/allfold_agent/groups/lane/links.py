@@ -121,9 +121,9 @@ class LaneLinks:
         )
         dial = self._dial(request, self._members[node].data_address)
         opener = EdgeOpener(f"{self._group}-{node}-{self._me}-short", dial, closed)
-        self._dialling[life] = closed
         take, give_up = partial(self._take_in, life), partial(self._give_up, life, closed)
         opener.open_in_thread(0, self._thread, take, give_up)
+        self._dialling[life] = closed  # not where there was no thread: the next wish tries again
 
     def _give_up(self, life: GroupLife, closed: Event, error: AllfoldError) -> None:
         """The next wish for the link dials anew."""
