@@ -1,9 +1,10 @@
-"""A data port for the tests of how connections and edges begin."""
+"""A data port for the tests of how connections and edges begin, and a reactor."""
 
 from collections.abc import Iterator
 
 import pytest
 
+from allfold_agent.runtime.reactor import Reactor
 from tests.node_agent.data_ports import Port, serving
 
 
@@ -11,3 +12,11 @@ from tests.node_agent.data_ports import Port, serving
 def port() -> Iterator[Port]:
     with serving() as port:
         yield port
+
+
+@pytest.fixture
+def reactor() -> Iterator[Reactor]:
+    reactor = Reactor("test")
+    reactor.start()
+    yield reactor
+    reactor.close()

@@ -78,6 +78,7 @@ class NodeAgent:
         # Threads, memory, GPUs
         self._workers = WorkerPool(settings.threads)
         self._reactor = Reactor("allfold-reactor")
+        self._edge_reactor = Reactor("allfold-edges")
         self._lane_thread = LaneThread("allfold-short-lane")
         self.buffers = BufferPool(_IDLE_BUFFER_BYTES, self._reactor.later)
         self.lags = {
@@ -127,6 +128,7 @@ class NodeAgent:
             buffers=self.buffers,
             dial=peers.dial_edge,
             reactor=self._reactor,
+            edge_reactor=self._edge_reactor,
             pins=self.gpus.pins,
             fetch=partial(fetch_result, self.transport),
             retention=self.retention,
@@ -224,6 +226,7 @@ class NodeAgent:
         """Serve ranks and peers, and register with the orchestrator as soon as it answers."""
         self._data.start()
         self._reactor.start()
+        self._edge_reactor.start()
         self.monitor.start()
         if self._observes:
             self.observer.start()
@@ -245,6 +248,7 @@ class NodeAgent:
         self._transfers.close()
         for group in self.registry.all():
             await asyncio.to_thread(group.close, 0.0)
+        await asyncio.to_thread(self._edge_reactor.close)
         await asyncio.to_thread(self._lane_thread.close)
         await asyncio.to_thread(self._data.close)
         await asyncio.to_thread(self.transport.close)

@@ -42,6 +42,12 @@ def test_between_nodes_every_kind_does_too_while_that_is_faster() -> None:
         assert not lane_rules(plan(nodes)).most_bytes, "not even an exchange, which has one way"
 
 
+def test_nodes_that_share_cores_have_the_lane_as_its_messages_pass_through_fewer_threads() -> None:
+    for nodes in (2, 8, 12):
+        assert Kind.ALL_REDUCE in lane_rules(plan(nodes, LinkModel(shared_cores=2))).most_bytes
+    assert not lane_rules(plan(40, LinkModel(shared_cores=2))).most_bytes
+
+
 def test_a_group_without_nodes_has_rules_too() -> None:
     assert lane_rules(plan(0)).most_bytes
 

@@ -1,4 +1,4 @@
-"""The lane's thread, and connections for its links."""
+"""The threads that serve edges and the lane, and connections for the links of that."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class Side:
         ]
         self.receivers = [OpReceiver(each, 0, FINGERPRINT) for each in self.exchanges]
 
-    def sink_for(self, source: str, header: FrameHeader, seconds: float) -> OpReceiver | None:
+    def sink_for(self, source: str, header: FrameHeader) -> OpReceiver | None:
         return self.receivers[header.seq]
 
     def edge_lost(self, source: str, error: AllfoldError) -> None:

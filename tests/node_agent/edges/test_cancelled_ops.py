@@ -6,6 +6,7 @@ import socket
 
 from allfold_agent.edges.out_edge import OutEdge
 from allfold_agent.execution.op_edges import OpSender
+from allfold_agent.runtime.reactor import Reactor
 from allfold_core.protocol.frames import HEADER_SIZE, FrameHeader
 from allfold_core.schedules.schedule import Send, Slice
 from tests.node_agent.edges.edge_ends import CHUNK, DEADLINE, FINGERPRINT, STAMP, Side
@@ -14,10 +15,12 @@ from tests.support.waiting import wait_until
 LONG = 500_000
 
 
-def test_what_was_not_sent_of_an_op_that_is_given_up_never_is_and_the_next_op_follows() -> None:
+def test_what_was_not_sent_of_an_op_that_is_given_up_never_is_and_the_next_op_follows(
+    reactor: Reactor,
+) -> None:
     """Frames that have a number already are sent: the receiver has to get every number."""
     sender = Side(2, (Send(Slice(0, LONG), 1),), 0, numel=LONG)
-    edge = OutEdge("b", "test-a-b")
+    edge = OutEdge("b", reactor)
     ours, theirs = socket.socketpair()
     with ours:
         edge.attach(0)(theirs)

@@ -1,8 +1,11 @@
-"""Edges that are closed: their threads end, whatever they wait for."""
+"""Edges that are closed end, whatever they wait for, and those that wait have no thread."""
 
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
+from functools import partial
+from threading import Thread
 from threading import enumerate as enumerate_threads
 
 import pytest
@@ -10,48 +13,45 @@ import torch
 
 from allfold_agent.edges.in_edge import InEdge
 from allfold_agent.edges.out_edge import OutEdge
+from allfold_agent.execution.transfers import SliceLanding
 from allfold_agent.p2p.messages import content_frames
-from allfold_agent.runtime.reactor import Reactor
+from allfold_agent.runtime.reactor import Action, Reactor
 from allfold_core.errors import PeerLost
-from allfold_core.protocol.frames import HEADER_SIZE
+from allfold_core.protocol.frames import ACK, HEADER_SIZE
 from allfold_core.schedules.schedule import Receive, Send, Slice
 from tests.node_agent.edges.edge_ends import DEADLINE, KIB, Feed, Side, frames_of
 from tests.support.fakes.damaged_wire import tcp_pair
+from tests.support.fakes.local_groups import local_groups
 from tests.support.waiting import wait_until
 
 
-def test_an_edge_that_is_closed_takes_no_connection() -> None:
-    edge = OutEdge("b", "test-a-b")
+def test_an_edge_that_is_closed_takes_no_connection(reactor: Reactor) -> None:
+    edge = OutEdge("b", reactor)
     edge.close()
     with pytest.raises(PeerLost, match="this edge is closed"):
         edge.attach(0)
 
 
-def threads_of_the_edge() -> list[str]:
-    return [each.name for each in enumerate_threads() if each.name.endswith("test-a-b")]
-
-
-def test_an_edge_that_waits_for_the_memory_of_a_frame_ends_when_it_is_closed() -> None:
+def test_an_edge_that_waits_for_the_memory_of_a_frame_ends_when_it_is_closed(
+    reactor: Reactor,
+) -> None:
     """The op may have seconds left until its deadline, and more."""
     numel = 300 * KIB // 4
     whole = Slice(0, numel)
     receiver = Side(1, (Send(whole, 2), Receive(whole, 0)), 1, numel=numel, chunk=numel)
     near, far = tcp_pair()
     near.settimeout(DEADLINE)
-    reactor = Reactor("test")
-    reactor.start()
     with near:
         in_edge = InEdge("a", "test-a-b", lambda _: (far, b""), receiver, reactor)
         near.sendall(frames_of(numel, numel)[0][: HEADER_SIZE + 1])
         feed = Feed(near, far)
         wait_until(lambda: feed.waiting() <= 1, "its header is read", DEADLINE)
         in_edge.close()
-        wait_until(lambda: not threads_of_the_edge(), "its thread has ended", DEADLINE)
-        reactor.close()
+        assert far.fileno() < 0, "its connection is closed"
 
 
-def test_a_sender_that_nobody_reads_from_ends_when_it_is_closed() -> None:
-    edge = OutEdge("b", "test-a-b")
+def test_a_sender_that_nobody_reads_from_ends_when_it_is_closed(reactor: Reactor) -> None:
+    edge = OutEdge("b", reactor)
     memory = torch.zeros(64 << 20, dtype=torch.uint8)
     edge.enqueue(content_frames(7, memory))
     ours, theirs = socket.socketpair()
@@ -59,4 +59,38 @@ def test_a_sender_that_nobody_reads_from_ends_when_it_is_closed() -> None:
         edge.attach(0)(theirs)
         wait_until(lambda: edge.counters.frames, "the first frames are written", DEADLINE)
         edge.close()
-        wait_until(lambda: not threads_of_the_edge(), "its thread has ended", DEADLINE)
+        wait_until(lambda: theirs.fileno() < 0, "its connection is closed", DEADLINE)
+
+
+def test_a_frame_that_has_arrived_is_acknowledged_before_its_edge_ends(reactor: Reactor) -> None:
+    """Its sender waits for that before it lets go of the memory."""
+    receiver = Side(1, (Receive(Slice(0, 10), 0),), 1, numel=10, chunk=10)
+    ours, theirs = tcp_pair()
+    ours.settimeout(DEADLINE)
+    with ours:
+        in_edge = InEdge("a", "test-a-b", lambda _: (theirs, b""), receiver, reactor)
+        closing = Thread(target=in_edge.close)
+        receiver.receivers[0].received = partial(  # type: ignore[method-assign]
+            _then, receiver.receivers[0].received, closing.start
+        )
+        ours.sendall(frames_of(10, 10)[0])
+        assert ours.recv(100) == ACK.pack(1)
+        assert ours.recv(100) == b""
+        closing.join(DEADLINE)
+
+
+def _then(received: Callable[[SliceLanding], None], then: Action, landing: SliceLanding) -> None:
+    received(landing)
+    then()
+
+
+def test_an_edge_that_waits_for_something_to_be_sent_or_received_has_no_thread() -> None:
+    with local_groups([[0], [1]]) as local:
+        local.call_all(0, [[1.0], [2.0]])
+        assert [rank.outcome() for rank in local.ranks] == [(0, None)] * 2
+        wait_until(lambda: not threads_of_edges(), "the threads that opened them have ended")
+
+
+def threads_of_edges() -> list[str]:
+    kinds = ("allfold-dial-", "allfold-send-", "allfold-receive-")
+    return [each.name for each in enumerate_threads() if each.name.startswith(kinds)]

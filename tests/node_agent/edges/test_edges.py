@@ -92,14 +92,14 @@ def pair(
     whole = Slice(0, NUMEL)
     sender = Side(count, (Send(whole, 1),), 0)
     receiver = Side(count, (Receive(whole, 0),), 1)
-    out_edge = OutEdge("b", "test-a-b")
+    reactor = Reactor("test")
+    reactor.start()
+    out_edge = OutEdge("b", reactor)
     for seq, executor in enumerate(sender.exchanges):
         out_edge.enqueue(OpSender(executor, 1, seq, STAMP, FINGERPRINT))
         for task in executor.start():
             executor.contribute(task)
     wire = Wire(out_edge, budgets)
-    reactor = Reactor("test")
-    reactor.start()
     in_edge = InEdge("a", "test-a-b", dial(wire), receiver, reactor)
     try:
         yield sender, receiver, wire, in_edge
@@ -213,8 +213,10 @@ def test_a_connection_that_is_reset_as_soon_as_it_is_open_is_opened_again() -> N
         assert wire.connections == 1
 
 
-def test_a_sender_takes_a_connection_that_was_reset_already_and_sends_on_the_next_one() -> None:
-    edge = OutEdge("b", "test-a-b")
+def test_a_sender_takes_a_connection_that_was_reset_already_and_sends_on_the_next_one(
+    reactor: Reactor,
+) -> None:
+    edge = OutEdge("b", reactor)
     edge.enqueue(control_frame(FrameType.GRANT, 7))
     edge.attach(0)(a_connection_that_was_reset())
     receiving, sending = tcp_pair()
@@ -224,9 +226,11 @@ def test_a_sender_takes_a_connection_that_was_reset_already_and_sends_on_the_nex
         edge.close()
 
 
-def test_what_is_urgent_goes_ahead_and_comes_again_in_the_order_in_which_it_was_sent() -> None:
+def test_what_is_urgent_goes_ahead_and_comes_again_in_the_order_in_which_it_was_sent(
+    reactor: Reactor,
+) -> None:
     """Frames are numbered as they are sent, so an edge resumes with the same ones."""
-    edge = OutEdge("b", "test-a-b")
+    edge = OutEdge("b", reactor)
     edge.enqueue(content_frames(7, torch.zeros(20 * PARCEL_BYTES, dtype=torch.uint8)))
     first, sending = socket.socketpair()
     with first:
@@ -259,8 +263,8 @@ def read_frames(connected: socket.socket, count: int) -> list[FrameHeader]:
     return headers
 
 
-def test_an_acknowledgement_of_what_was_never_sent_ends_the_connection() -> None:
-    edge = OutEdge("b", "test-a-b")
+def test_an_acknowledgement_of_what_was_never_sent_ends_the_connection(reactor: Reactor) -> None:
+    edge = OutEdge("b", reactor)
     edge.enqueue(control_frame(FrameType.GRANT, 7))
     ours, theirs = socket.socketpair()
     with ours:

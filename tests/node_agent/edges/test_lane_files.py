@@ -13,6 +13,7 @@ from allfold_agent.groups.lane.incoming import LONGEST_PAYLOAD
 from allfold_agent.runtime.buffers import BufferPool, SharedFile
 from allfold_agent.runtime.lane_thread import LaneThread
 from allfold_core.protocol.frames import (
+    ACK,
     HEADER_SIZE,
     RANGE_SIZE,
     FrameHeader,
@@ -86,7 +87,7 @@ def test_files_follow_their_frames_through_a_full_socket(
     near, far = unix_pair()
     sender, receiver = End(thread), End(thread)
     sender.take_out(near)
-    far.send(b"f")
+    far.send(ACK.pack(0))
     wait_until(lambda: in_thread(thread, lambda: sender.sending._files), "it takes files")
     files = [file_of(content(number)) for number in range(6)]
     sender.send(*[bytes(LONGEST_PAYLOAD)] * 4)
@@ -107,7 +108,7 @@ def test_a_file_passes_once_though_what_waits_is_let_go(
     near, far = unix_pair()
     sender, receiver = End(thread), End(thread)
     sender.take_out(near)
-    far.send(b"f")
+    far.send(ACK.pack(0))
     wait_until(lambda: in_thread(thread, lambda: sender.sending._files), "it takes files")
     file = file_of(content(1))
     sender.send(*[bytes(LONGEST_PAYLOAD)] * 4)
@@ -156,7 +157,7 @@ def test_over_a_wire_no_files_are_passed(thread: LaneThread, wire: MakePair) -> 
     sender, receiver = End(thread), End(thread)
     sender.take_out(near)
     receiver.take_in(far)
-    far.send(b"f")
+    far.send(ACK.pack(0))
     sender.send(b"first")
     wait_until(lambda: len(receiver.frames) == 1, "it has come")
     sender.send_from((file_of(bytes(LONG)), 0), content(1), 1)
@@ -173,7 +174,7 @@ def asks_for_files(receiver: End, near: socket.socket) -> bool:
     in_thread(receiver.thread, lambda: None)
     near.setblocking(False)
     try:
-        return near.recv(10) == b"f"
+        return near.recv(10) == ACK.pack(0)
     except BlockingIOError:
         return False
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import socket
-from threading import Event
 
 from allfold_agent.edges.connections import InConnection
 from allfold_agent.edges.edges import Edges
 from allfold_agent.edges.out_edge import OutEdge
 from allfold_agent.p2p.messages import control_frame
+from allfold_agent.runtime.reactor import Reactor
 from allfold_core.protocol.frames import ACK, HEADER_SIZE, FrameType
 from tests.node_agent.edges.edge_ends import DEADLINE
 from tests.support.fakes.local_groups import local_groups
@@ -20,7 +20,7 @@ NEVER = float("-inf")
 def test_part_of_a_frame_is_a_sign_of_life_and_an_end_is_none() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        connection = InConnection(ours, b"", Event())
+        connection = InConnection(ours)
         opened = connection.last_heard
         assert opened > NEVER
         view = memoryview(bytearray(10))
@@ -31,8 +31,10 @@ def test_part_of_a_frame_is_a_sign_of_life_and_an_end_is_none() -> None:
         assert connection.last_heard > opened
 
 
-def test_an_acknowledgement_is_a_sign_of_life_also_if_nobody_else_looks_for_it() -> None:
-    edge = OutEdge("b", "test-a-b")
+def test_an_acknowledgement_is_a_sign_of_life_also_if_nobody_else_looks_for_it(
+    reactor: Reactor,
+) -> None:
+    edge = OutEdge("b", reactor)
     assert edge.last_heard() == NEVER
     edge.enqueue(control_frame(FrameType.GRANT, 7))
     ours, theirs = socket.socketpair()

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from threading import Event
 
 import pytest
 
-from allfold_agent.edges import incoming
+from allfold_agent.edges import link_rate
 from allfold_agent.edges.connections import InConnection
-from allfold_agent.edges.incoming import LinkRate
+from allfold_agent.edges.link_rate import LinkRate
 from tests.support.fakes.damaged_wire import tcp_pair
 
 MIB = 1 << 20
@@ -33,7 +32,7 @@ def test_a_link_that_was_not_used_for_long_is_measured_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr(incoming, "monotonic", lambda: now)
+    monkeypatch.setattr(link_rate, "monotonic", lambda: now)
     rate = LinkRate()
     for _ in range(5):
         rate.add_sample(4 * MIB, 4.0)
@@ -63,7 +62,7 @@ def test_long_payloads_from_another_machine_count(
 ) -> None:
     near, far = pair()
     with near, far:
-        rate, connection = LinkRate(), InConnection(near, b"", Event())
+        rate, connection = LinkRate(), InConnection(near)
         rate.end()  # of a payload that was never begun
         for _ in range(5000):
             rate.begin(missing, crosses_a_wire=connection.crosses_a_wire)

@@ -20,7 +20,7 @@ from allfold_agent.edges.out_edge import OutEdge
 from allfold_agent.edges.outgoing import SLOTS, SentFiles
 from allfold_agent.edges.received_files import MissingFile, ReceivedFiles
 from allfold_agent.execution.op_edges import OpSender
-from allfold_agent.runtime.buffers import SHARED_BYTES, BufferPool
+from allfold_agent.runtime.buffers import SHARED_BYTES, Buffer, BufferPool
 from allfold_agent.runtime.reactor import Reactor
 from allfold_core.protocol.frames import FrameError, SharedRange
 from allfold_core.schedules.schedule import Fold, Program, Receive, Send, Slice
@@ -85,14 +85,14 @@ def sent(
     """Some ops that node 0 has sent to node 1, which runs a program."""
     sender = Side(COUNT, (Send(WHOLE, 1),), 0, numel=NUMEL, chunk=CHUNK)
     receiver = Side(COUNT, program, 1, numel=NUMEL, chunk=CHUNK)
-    out_edge = OutEdge("b", "test-a-b")
+    reactor = Reactor("test")
+    reactor.start()
+    out_edge = OutEdge("b", reactor)
     for seq, executor in enumerate(sender.exchanges):
         out_edge.enqueue(OpSender(executor, 1, seq, STAMP, FINGERPRINT))
         for task in executor.start():
             executor.contribute(task)
     path = Path(out_edge, lives or repeat(1 << 40), passes_files=passes_files)
-    reactor = Reactor("test")
-    reactor.start()
     in_edge = InEdge("a", "test-a-b", path.dial, receiver, reactor)
     try:
         yield sender, receiver, path, out_edge
@@ -175,7 +175,7 @@ def test_a_range_of_a_file_is_read_where_it_lies_and_again_when_it_is_asked_for_
 def test_a_new_file_takes_the_place_of_the_one_before_it(files: ReceivedFiles) -> None:
     files.add([memory_file(100), memory_file(20)])
     files.memory(0, SharedRange(0, 1, 90, 10))
-    assert files.memory(1, SharedRange(0, 1, 0, 20)).numel() == 20
+    assert len(files.memory(1, SharedRange(0, 1, 0, 20))) == 20
     with pytest.raises(FrameError, match="no file that has come"):
         files.memory(2, SharedRange(0, 0, 90, 10))
 
@@ -211,8 +211,14 @@ def test_a_buffer_keeps_its_slot_until_there_are_more_buffers_than_slots() -> No
     buffers, sent_files = BufferPool(1 << 30, never), SentFiles()
     every = [buffers.take(SHARED_BYTES, shared=True) for _ in range(SLOTS + 2)]
     for number, buffer in enumerate(every):
-        assert sent_files.slot_of(buffer) is None
-        assert sent_files.next_slot == number % SLOTS
+        place, file = sent_files.range_of(buffer, 0, 1)
+        assert (place.slot, place.is_new, file) == (number % SLOTS, True, buffer.file)
         sent_files.add(buffer)
-    assert [sent_files.slot_of(each) for each in every[:3]] == [None, None, 2]
-    assert [sent_files.slot_of(each) for each in every[-2:]] == [0, 1]
+
+    def found(buffer: Buffer) -> tuple[int, bool, int]:
+        place, file = sent_files.range_of(buffer, 0, 1)
+        return place.slot, bool(place.is_new), file
+
+    assert found(every[0]) == (2, True, every[0].file), "another one has its slot"
+    assert found(every[2]) == (2, False, -1)
+    assert [found(each) for each in every[-2:]] == [(0, False, -1), (1, False, -1)]

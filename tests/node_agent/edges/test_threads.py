@@ -13,6 +13,7 @@ import pytest
 from allfold_core.errors import AllfoldError, ServiceError
 from allfold_core.protocol.rank_messages import FIRST_PAIR, Message
 from tests.support.fakes.local_groups import LocalGroups, local_groups
+from tests.support.waiting import wait_until
 
 
 @contextmanager
@@ -40,9 +41,7 @@ def all_fail(local: LocalGroups, seq: int) -> None:
         assert "ulimit -u" in error.message, "what to do about it"
 
 
-@pytest.mark.parametrize(
-    "name", ["send-test-node0-node1", "send-test-node0-node2", "receive-test-node1-node0"]
-)
+@pytest.mark.parametrize("name", ["dial-test-node1-node0", "dial-test-node2-node0"])
 def test_a_thread_that_cannot_start_fails_its_op_and_the_edges_stay_usable(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -56,13 +55,12 @@ def test_a_thread_that_cannot_start_fails_its_op_and_the_edges_stay_usable(
             assert rank.result(1).tolist() == [6.0] * 5
 
 
-@pytest.mark.parametrize("kind", ["send", "receive"])
 def test_a_message_without_a_thread_fails_alone_and_the_next_one_arrives(
-    kind: str, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with local_groups([[0], [1]]) as local:
         giver, taker = local.ranks
-        with no_thread(monkeypatch, lambda each: each.startswith(f"allfold-{kind}-")):
+        with no_thread(monkeypatch, lambda each: each.startswith("allfold-dial-")):
             for number, (rank, way, peer) in enumerate(
                 ((giver, Message.SEND, 1), (taker, Message.RECV, 0))
             ):
@@ -97,4 +95,26 @@ def test_a_peer_that_has_no_thread_for_an_edge_at_the_moment_is_asked_again(
         local.call_all(0, [[1.0], [2.0]])
         assert [rank.outcome() for rank in local.ranks] == [(0, None)] * 2
         assert len(refusals) == 5
+        assert local.rounds == 0
+
+
+def test_an_edge_that_breaks_while_there_is_no_thread_is_opened_again_when_there_is_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refused: list[str] = []
+
+    def fails(name: str) -> bool:
+        if name.startswith("allfold-dial-"):
+            refused.append(name)
+            return True
+        return False
+
+    with local_groups([[0], [1]]) as local:
+        local.call_all(0, [[1.0], [2.0]])
+        assert [rank.outcome() for rank in local.ranks] == [(0, None)] * 2
+        with no_thread(monkeypatch, fails):
+            local.break_connections()
+            wait_until(lambda: len(set(refused)) == 2, "both edges are to be opened again")
+            local.call_all(1, [[3.0], [4.0]])
+        assert [rank.outcome() for rank in local.ranks] == [(1, None)] * 2
         assert local.rounds == 0

@@ -306,7 +306,7 @@ def test_what_is_decoded_when_the_result_comes_from_elsewhere_goes_into_nobody_e
 ) -> None:
     codec: Any = type(codec_of(Wire.BFLOAT16))
     real, inside, go_on, done = codec.decode, Event(), Event(), Event()
-    numel = 200_000  # read by the edge's own thread
+    numel = 200_000  # received in many pieces
 
     def decode(*arguments: Any) -> None:
         inside.set()

@@ -67,6 +67,7 @@ def group() -> Iterator[NodeGroup]:
         buffers=BufferPool(1 << 20, never),
         dial=nothing,
         reactor=reactor,
+        edge_reactor=reactor,
         pins=Pins(),
         fetch=nothing,
         retention=ResultShares(),

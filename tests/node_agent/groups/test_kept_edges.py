@@ -20,7 +20,7 @@ from tests.support.waiting import wait_until
 
 OPENING = 3
 RANKS = [[0], [1, 2, 3]]
-# Read by the reactor, and by the edge's own thread.
+# Received with its header, and in many pieces.
 SIZES = pytest.mark.parametrize("numel", [5, 200_000], ids=["short", "long"])
 
 
@@ -171,7 +171,7 @@ def test_a_node_without_a_part_in_an_op_is_found_out_when_it_sends_for_it() -> N
         local.ranks[0].call(0, [1.0])
         header = FrameHeader(FrameType.DATA, group.current.packed_stamp, 0, 0, 0, 4, 0, 0)
         assert group.edges.open_in("node2") is not None
-        assert group._edges.sink_for("node2", header, 0.0) is None
+        assert group._edges.sink_for("node2", header) is None
         local.ranks[1].call(0, [1.0])
         for rank in local.ranks[:2]:
             _, error = rank.outcome()

@@ -11,8 +11,12 @@ import pytest
 from allfold_agent.execution.op import RankEndpoint
 from allfold_agent.groups.epoch import GroupEpoch, NodeResources
 from allfold_agent.groups.group import NodeGroup
+from allfold_agent.groups.lane.handover import LaneHandover
 from allfold_agent.groups.lane.keeper import LaneKeeper
+from allfold_agent.groups.lane.kept_results import HeldResult, KeptResults
+from allfold_agent.groups.lane.op_memory import Elements
 from allfold_agent.groups.lane.page import Post
+from allfold_agent.groups.lane.program import LaneProgram
 from allfold_agent.groups.lane.short_lane import NodeLane
 from allfold_agent.runtime.rank_arena import RankArena
 from allfold_core.dtypes import DType
@@ -101,6 +105,48 @@ def test_an_op_that_was_posted_as_the_lane_was_closed_is_not_passed_before_it_is
 ):
     assert Passing(read=19).passed(Page(20, 15, left=[15, 21])) == 14
     assert Passing(read=19).passed(Page(20, 15, left=[21])) == 19
+
+
+class Closing:
+    """A lane that was opened in advance and is closed, and what the agreement hears of it."""
+
+    def __init__(self, first: int) -> None:
+        self.floors: list[int] = []
+        machine = SimpleNamespace(ops={}, floor=-1, note_called=dict, hold=lambda *_, **__: None)
+        agreement = SimpleNamespace(
+            machine=machine, learn_floor=self.floors.append, passed_by_ranks=int
+        )
+        calls = SimpleNamespace(submitted={"rank": first - 3})
+        group = SimpleNamespace(calls=calls, agreement=agreement, current=None)
+        self._handover = LaneHandover(cast(NodeGroup, group), cast(NodeResources, None))
+        self.results = KeptResults(["node1"])
+        self.results.open(first)
+        page = Page(first, -1)
+        page.exchange = SimpleNamespace(results=self.results, take_held_part=lambda: None)
+        self._lane = SimpleNamespace(
+            since=first,
+            sessions=page.sessions,
+            exchange=page.exchange,
+            end_of_complete=page.end_of_complete,
+            incomplete=page.incomplete,
+            last_posted=page.last_posted,
+            take_over=list,
+        )
+
+    def close(self) -> int:
+        """Return the op up to which all are said to be final on all nodes."""
+        self._handover.take_all(cast(NodeLane, self._lane))
+        return self.floors[-1]
+
+
+def test_ops_that_nobody_here_has_called_are_not_final_as_others_have_come_to_the_lane() -> None:
+    closing = Closing(first=20)
+    closing.results.hear("node1", 20)
+    assert closing.close() == -1, "here 18 and 19 are still to come"
+    program = SimpleNamespace(is_in_parts=False)
+    closing.results.add(20, HeldResult(cast(LaneProgram, program), cast(Elements, None), ()))
+    closing.results.hear("node1", 21)
+    assert closing.close() == 20
 
 
 def lane_of_one_rank(nodes: NodesOfALane) -> NodeLane:

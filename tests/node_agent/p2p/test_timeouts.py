@@ -119,7 +119,7 @@ def test_a_sender_does_not_wait_for_ever_for_the_receivers_outcome() -> None:
 def test_a_message_that_leaves_while_it_is_withdrawn_has_one_outcome(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It is sent by a thread of the edge, which does not ask whoever withdraws it."""
+    """It is sent by whoever has the edge, which does not ask whoever withdraws it."""
     with local_groups([[0], [1]]) as local:
         works(local, 9)
         giver, taker = local.ranks

@@ -20,6 +20,7 @@ from allfold_agent.runtime.buffers import (
     BufferPool,
     size_class,
 )
+from allfold_agent.runtime.reactor import Reactor
 from allfold_core.protocol.frames import ACK, HEADER_SIZE, RANGE_SIZE, UNKNOWN_BEHIND, FrameType
 from tests.support.waiting import never, wait_until
 
@@ -183,11 +184,13 @@ def received(connected: socket.socket, count: int) -> bytes:
     return data
 
 
-def test_memory_that_the_receiver_may_still_read_is_not_used_again_when_the_edge_ends() -> None:
+def test_memory_that_the_receiver_may_still_read_is_not_used_again_when_the_edge_ends(
+    reactor: Reactor,
+) -> None:
     buffers = pool()
     buffer = buffers.take(LARGE, shared=True)
     buffer.bytes.fill_(7)
-    edge = OutEdge("b", "test-a-b")
+    edge = OutEdge("b", reactor)
     ours, theirs = socket.socketpair()
     with theirs:
         theirs.settimeout(SECONDS)
@@ -216,9 +219,11 @@ def test_memory_that_is_not_needed_goes_back_to_the_system_where_others_have_it_
         assert mapped[:] == bytes(LARGE)
 
 
-def test_an_edge_whose_receiver_is_gone_does_not_wait_until_the_deadline_for_its_word() -> None:
+def test_an_edge_whose_receiver_is_gone_does_not_wait_until_the_deadline_for_its_word(
+    reactor: Reactor,
+) -> None:
     buffers = pool()
-    edge = OutEdge("b", "test-a-b")
+    edge = OutEdge("b", reactor)
     buffer = buffers.take(SMALLEST)
     ours, theirs = socket.socketpair()
     edge.attach(0)(ours)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
 from threading import Event, get_ident
 from time import monotonic
 
@@ -12,14 +11,6 @@ import pytest
 from allfold_agent.runtime.reactor import HUNG_UP, Reactor
 
 SECONDS = 10.0
-
-
-@pytest.fixture
-def reactor() -> Iterator[Reactor]:
-    reactor = Reactor("test")
-    reactor.start()
-    yield reactor
-    reactor.close()
 
 
 def served_by(reactor: Reactor) -> int:

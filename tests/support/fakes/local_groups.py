@@ -110,7 +110,8 @@ class LocalGroups:
         self._sockets: dict[int, list[socket.socket]] = {node: [] for node in range(len(ranks))}
         self._workers = WorkerPool(2)
         self.reactors = [Reactor(f"test-{member.node}") for member in plan.members]
-        for reactor in self.reactors:
+        self._edge_reactors = [Reactor(f"test-edges-{member.node}") for member in plan.members]
+        for reactor in [*self.reactors, *self._edge_reactors]:
             reactor.start()
         self.groups = [
             NodeGroup(
@@ -121,13 +122,16 @@ class LocalGroups:
                     buffers=self.buffers,
                     dial=self._dial,
                     reactor=reactor,
+                    edge_reactor=edge_reactor,
                     pins=Pins(),
                     fetch=self.links.fetch,
                     retention=retentions[member.node] if retentions else ResultShares(),
                 ),
                 LocalNeighbours(member.node, self.links),
             )
-            for member, reactor in zip(plan.members, self.reactors, strict=True)
+            for member, reactor, edge_reactor in zip(
+                plan.members, self.reactors, self._edge_reactors, strict=True
+            )
         ]
         for group, reactor in zip(self.groups, self.reactors, strict=True):
             self.links.add(group, reactor)
@@ -221,7 +225,7 @@ class LocalGroups:
             thread.start()
         for thread in [*closing, *self._relays]:
             thread.join(timeout=10.0)
-        for reactor in self.reactors:
+        for reactor in [*self.reactors, *self._edge_reactors]:
             reactor.close()
         self._workers.close()
         if self._wire is not None:

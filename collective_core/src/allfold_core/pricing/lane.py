@@ -5,6 +5,7 @@ Pure functions of the plan, so every node comes to the same.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 from allfold_core.operations import AUTO, Kind
@@ -48,6 +49,9 @@ _LONGEST_WHOLE = 256 << 10
 _SAVED_SECONDS = 300e-6
 _SAVED_SECONDS_PER_BYTE = 1 / 5e9
 _FEWEST_BYTES = 1024
+# Of nodes that share the cores of one machine, a message of the long lane costs these so much, that
+# of the lane a small part of it: no thread hands it to another one.
+_MESSAGE_SHARE = 1 / 6
 
 
 def lane_rules(plan: Plan) -> LaneRules:
@@ -122,6 +126,9 @@ def _most_bytes(kind: Kind, nodes: int, links: LinkModel, longest: int) -> int:
 
 
 def _is_faster(kind: Kind, nodes: int, links: LinkModel, nbytes: int) -> bool:
-    ours = predict(kind, _strategy(kind, nodes, links, nbytes), nodes, nbytes, links)
+    in_lane = (
+        replace(links, latency=links.latency * _MESSAGE_SHARE) if links.shared_cores else links
+    )
+    ours = predict(kind, _strategy(kind, nodes, links, nbytes), nodes, nbytes, in_lane)
     best = min(predict(kind, name, nodes, nbytes, links) for name in candidates(kind))
     return ours <= best + _SAVED_SECONDS + nbytes * _SAVED_SECONDS_PER_BYTE

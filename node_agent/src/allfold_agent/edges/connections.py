@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import logging
-import select
 import socket
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
-from threading import Event
 from time import monotonic
 
-import torch
-
-from allfold_agent.edges.outgoing import OutgoingFrame, SentFiles
+from allfold_agent.edges.outgoing import OutgoingFrame, SentFiles, rights
 from allfold_agent.edges.received_files import ReceivedFiles
+from allfold_agent.runtime.reactor import HUNG_UP, READABLE, WRITABLE, Reactor
 from allfold_agent.runtime.tunnels import crosses_a_wire
 from allfold_core.protocol.frames import (
     ACK,
@@ -22,7 +20,6 @@ from allfold_core.protocol.frames import (
     FrameError,
     FrameHeader,
     FrameType,
-    SharedRange,
 )
 
 log = logging.getLogger(__name__)
@@ -61,61 +58,38 @@ def _is_loopback(host: str) -> bool:
     return host.startswith("127.") or host == "::1"
 
 
-def await_bytes(connected: socket.socket, seconds: float) -> None:
-    """Wait until there is something to be read, or the connection has ended."""
-    try:
-        readable = select.poll()
-        readable.register(connected, select.POLLIN)
-        readable.poll(seconds * 1000)
-    except (OSError, ValueError) as error:
-        log.debug("the connection is gone: %s", error)
-
-
-_AT_ONCE = socket.MSG_DONTWAIT
 # How much of a payload has to be there before somebody is woken for it: each time costs as much as
 # receiving this.
 _LOW_WATER = 128 * 1024
 # Where the kernel tells how much it lets the peer send: rcv_ssthresh in tcp_info, tcp(7).
 _WINDOW = struct.Struct("=64xI")
-# After so long the thread of a long payload takes what there is.
-_PATIENCE_MILLISECONDS = 100
-_RIGHTS_BYTES = socket.CMSG_SPACE(struct.calcsize("i"))
-_DESCRIPTOR = struct.Struct("i")
 
 
 class InConnection:
-    """The receiving end of one connection; only one thread at a time receives on it.
+    """The receiving end of one connection; one thread receives on it.
 
     Args:
         connected: an open connection to the peer.
-        early: what was received with its opening.
-        closed: set when the edge is wanted no more; ends :meth:`fill`.
 
     Attributes:
         socket: the connection.
-        readable: polls it for something to be read.
-        early: bytes of frames that were received, but are not read yet.
         last_heard: when the last byte came from the peer (monotonic).
         crosses_a_wire: True unless the two ends know that they are on one machine.
         files: that have come from a sender on this machine.
     """
 
-    def __init__(self, connected: socket.socket, early: bytes, closed: Event) -> None:
+    def __init__(self, connected: socket.socket) -> None:
         tune(connected)
         self.socket = connected
-        self.early = memoryview(early)
         self.last_heard = monotonic()  # it has answered, or asked, to open the edge
-        self.readable = select.poll()
-        self.readable.register(connected, select.POLLIN)
-        self._closed = closed
         self.crosses_a_wire = crosses_a_wire(connected)
         self._is_tcp = connected.family != socket.AF_UNIX  # a tunnel's end is not
         self.files = ReceivedFiles()
         self._low_water = 1
         self._window = 0
 
-    def receive_into(self, view: memoryview, flags: int = _AT_ONCE) -> int:
-        """Receive what is there; without flags, wait until something is.
+    def receive_into(self, view: memoryview) -> int:
+        """Receive what is there.
 
         Returns:
             The number of bytes; 0 where there were none.
@@ -125,9 +99,9 @@ class InConnection:
         """
         try:
             if self.crosses_a_wire:
-                count = self.socket.recv_into(view, 0, flags)
+                count = self.socket.recv_into(view, 0, socket.MSG_DONTWAIT)
             else:
-                count = self._receive_with_files(view, flags)
+                count = self.files.receive_into(self.socket, view)
         except BlockingIOError:
             return 0
         if count == 0:
@@ -135,46 +109,25 @@ class InConnection:
         self.last_heard = monotonic()
         return count
 
-    def _receive_with_files(self, view: memoryview, flags: int) -> int:
-        count, rights, _, _ = self.socket.recvmsg_into(
-            [view], _RIGHTS_BYTES, flags | socket.MSG_CMSG_CLOEXEC
-        )
-        for _, _, data in rights:
-            self.files.add([each for (each,) in _DESCRIPTOR.iter_unpack(data)])
-        return count
+    def acknowledge(self, expected: int) -> bool:
+        """Tell the sender which frame is the next; false where there is no room for that."""
+        try:
+            self.socket.send(ACK.pack(expected), socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        return True
 
-    def shared(self, header: FrameHeader, place: memoryview) -> tuple[FrameHeader, torch.Tensor]:
+    def shared(
+        self, header: FrameHeader, place: memoryview | bytearray
+    ) -> tuple[FrameHeader, memoryview]:
         """Return the ``DATA`` frame that a ``SHARED`` one stands for, and its payload.
 
         Raises:
             FrameError: there is no such memory.
         """
-        if header.length != RANGE_SIZE or self.crosses_a_wire:
-            raise FrameError(f"frame {header.number} cannot have its payload in shared memory")
-        found = SharedRange.unpack(place)
-        memory = self.files.memory(header.number, found)
-        return header._replace(type=FrameType.DATA, length=found.nbytes), memory
-
-    def fill(self, view: memoryview) -> None:
-        """Receive exactly ``len(view)`` bytes; waits for them.
-
-        Raises:
-            EOFError: the connection or the edge was closed.
-        """
-        if self.early and view:
-            count = min(len(view), len(self.early))
-            view[:count] = self.early[:count]
-            self.early = self.early[count:]
-            view = view[count:]
-        crosses_a_wire = self.crosses_a_wire
-        while view:
-            if self._closed.is_set():
-                raise EOFError("the edge was closed")
-            if crosses_a_wire:
-                self.wake_for(len(view))
-                self.readable.poll(_PATIENCE_MILLISECONDS)
-            view = view[self.receive_into(view, _AT_ONCE if crosses_a_wire else 0) :]
-        self.wake_at(HEADER_SIZE)
+        if self.crosses_a_wire:
+            raise FrameError(f"frame {header.number} has its payload on another machine")
+        return self.files.content(header, place)
 
     def wake_for(self, missing: int) -> None:
         """Make the connection readable when a good part of a payload is there.
@@ -199,24 +152,27 @@ class InConnection:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
             self._low_water = nbytes
 
-    def peer_hung_up(self) -> bool:
-        """Return True if the peer has ended the connection; bytes may be left to be read."""
-        poll = select.poll()
-        poll.register(self.socket, select.POLLRDHUP)
-        return bool(poll.poll(0))
+    def close(self) -> None:
+        """End the connection, and forget the files that came on it."""
+        self.socket.close()
+        self.files.close()
 
 
 # A Unix socket takes a longer piece several times more slowly.
-PIECE_BYTES = 256 * 1024
+_PIECE_BYTES = 256 * 1024
 _ACKS_AT_ONCE = ACK.size * 512
 
 
 class OutConnection:
-    """The sending end of one connection; only one thread at a time writes on it.
+    """The sending end of one connection; one thread at a time writes on it. Nothing waits.
 
     Args:
         connected: an open connection to the receiver.
         from_frame: the first frame that the receiver has not got.
+        reactor: watches it.
+        serve: called in the reactor's thread with itself, and events: when it has ended, when the
+            receiver's word is there or what :meth:`listen` is for, or, after :meth:`await_room`,
+            once when there is room.
 
     Attributes:
         socket: the connection.
@@ -225,9 +181,16 @@ class OutConnection:
         takes_files: True once the receiver has said that it takes what comes with a frame, by an
             acknowledgement of nothing new.
         awaits_word: True until it is known whether it does.
+        waits: True while it awaits room, or that word. For its user, who holds a lock.
     """
 
-    def __init__(self, connected: socket.socket, from_frame: int) -> None:
+    def __init__(
+        self,
+        connected: socket.socket,
+        from_frame: int,
+        reactor: Reactor,
+        serve: Callable[[OutConnection, int], None],
+    ) -> None:
         tune(connected)
         self.socket = connected
         self.last_heard = monotonic()  # the peer has dialled
@@ -237,53 +200,115 @@ class OutConnection:
         self._from_frame = from_frame
         self._files = SentFiles()
         self._ack_rest = b""
+        self._reactor = reactor
+        self._serve = serve
+        self._is_served = False
+        self._polled = 0
+        self._awaits_room = self._listens = False
+        self.waits = self.awaits_word
+        reactor.call(self._register)
 
-    def write_some(self, frame: OutgoingFrame) -> int:
-        """Write what the socket takes at once; the number of bytes."""
-        try:
-            if self.takes_files and frame.content.is_shared:
-                return self._share(frame, socket.MSG_DONTWAIT)
-            return self.socket.sendmsg([frame.header, frame.payload], [], socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return 0
+    # In the reactor's thread, in the order of the calls
 
-    def write_rest(self, frame: OutgoingFrame, sent: int) -> None:
-        """Write what is left of a frame after so many bytes; waits until the peer takes it.
+    def _register(self) -> None:
+        self._polled = HUNG_UP
+        self._reactor.register(self.socket, self._served, HUNG_UP)
+        self._is_served = True
+        self._poll()
 
-        How long it may take is a matter of the op's deadline; :meth:`shut_down` ends the wait.
+    def _poll(self) -> None:
+        """Wait for what is awaited. Each acknowledgement by itself is not worth being woken."""
+        events = HUNG_UP
+        if self.awaits_word or self._listens:
+            events |= READABLE
+        if self._awaits_room:
+            events |= WRITABLE
+        if self._is_served and events != self._polled:
+            self._reactor.modify(self.socket, events)
+            self._polled = events
+
+    def _served(self, events: int) -> None:
+        if events & WRITABLE:
+            self._awaits_room = False
+        self._serve(self, events)
+        self._poll()
+
+    def ignore(self) -> None:
+        """Serve it no more: it tells of its end again and again."""
+        if self._is_served:
+            self._is_served = False
+            self._reactor.unregister(self.socket)
+
+    def _close(self) -> None:
+        if self._reactor.running:
+            self.ignore()
+        self.socket.close()
+
+    # From any thread
+
+    def await_room(self) -> None:
+        """Have the connection served when it takes bytes again."""
+        self.waits = self._awaits_room = True
+        self._reactor.call(self._poll)
+
+    def listen(self) -> None:
+        """Have the connection served for each acknowledgement from now on."""
+        self._listens = True
+        self._reactor.call(self._poll)
+
+    def shut_down(self) -> None:
+        """End the connection; ``OSError`` if it has ended."""
+        self.socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the socket, soon; nobody writes on it any more."""
+        if self._reactor.running:
+            self._reactor.call(self._close)
+        else:
+            self._close()
+
+    def shares(self, frame: OutgoingFrame) -> bool:
+        """Return True if the place of a payload is written instead of the payload."""
+        return self.takes_files and frame.content.is_shared
+
+    def write(self, frame: OutgoingFrame, sent: int, most: int) -> int:
+        """Write what the socket takes of a frame, from a byte on, but not much over a bound.
+
+        Returns:
+            The bytes of the frame that are written, all in all.
 
         Raises:
             OSError: the connection broke or was dropped.
         """
-        connected = self.socket
-        header, payload = memoryview(frame.header), memoryview(frame.payload)
-        total = len(header) + len(payload)
-        if not sent and self.takes_files and frame.content.is_shared:
-            sent = self._share(frame)
-        while sent < total:
-            done = sent - len(header)
-            if done < 0:
-                sent += connected.sendmsg([header[sent:], payload[:PIECE_BYTES]])
-            else:
-                sent += connected.send(payload[done : done + PIECE_BYTES])
+        try:
+            if not sent and self.shares(frame):
+                return self._share(frame)
+            header, payload = memoryview(frame.header), memoryview(frame.payload)
+            total, stop = len(header) + len(payload), sent + most
+            while sent < min(total, stop):
+                done = sent - len(header)
+                if done < 0:
+                    pieces = [header[sent:], payload[:_PIECE_BYTES]]
+                    sent += self.socket.sendmsg(pieces, [], socket.MSG_DONTWAIT)
+                else:
+                    piece = payload[done : done + _PIECE_BYTES]
+                    sent += self.socket.send(piece, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            pass
+        return sent
 
-    def _share(self, frame: OutgoingFrame, flags: int = 0) -> int:
+    def _share(self, frame: OutgoingFrame) -> int:
         """Say where the payload lies, instead of writing it; the number of bytes that saves.
 
         So few bytes go in one piece. The file goes with them the first time.
         """
         content, head = frame.content, frame.head
-        assert content.buffer is not None and content.buffer.file is not None and head is not None
-        slot, files = self._files.slot_of(content.buffer), self._files
-        is_new = slot is None
-        place = SharedRange(
-            files.next_slot if slot is None else slot, is_new, content.place, head.length
-        )
+        assert content.buffer is not None and head is not None
+        place, file = self._files.range_of(content.buffer, content.place, head.length)
         header = head._replace(type=FrameType.SHARED, length=RANGE_SIZE).pack()
-        rights = socket.SOL_SOCKET, socket.SCM_RIGHTS, _DESCRIPTOR.pack(content.buffer.file)
-        self.socket.sendmsg([header, place.pack()], [rights] if is_new else [], flags)
-        if is_new:
-            files.add(content.buffer)
+        self.socket.sendmsg([header, place.pack()], rights(file), socket.MSG_DONTWAIT)
+        if file >= 0:
+            self._files.add(content.buffer)
         return len(frame.header) + len(frame.payload)
 
     def read_ack(self) -> int | None:
@@ -310,7 +335,3 @@ class OutConnection:
             self.takes_files = ACK.unpack_from(data)[0] == self._from_frame
         expected: int = ACK.unpack_from(data, whole - ACK.size)[0]
         return expected
-
-    def shut_down(self) -> None:
-        """End the connection and wake a thread that writes on it; ``OSError`` if it has ended."""
-        self.socket.shutdown(socket.SHUT_RDWR)

@@ -8,7 +8,7 @@ from itertools import chain
 
 from allfold_agent.edges.connections import EdgeCounters
 from allfold_agent.edges.in_edge import InEdge
-from allfold_agent.edges.incoming import LinkRate
+from allfold_agent.edges.link_rate import LinkRate
 from allfold_agent.edges.members import GroupLife, GroupNodes
 from allfold_agent.edges.opening import Dial, EdgeRequest, Traffic
 from allfold_agent.edges.out_edge import OutEdge
@@ -32,7 +32,7 @@ class Edges:
         members: all nodes of the group; this one among them.
         dial: opens edges.
         receiver: what the in-edges deliver to.
-        reactor: reads their short frames.
+        reactor: exchanges their frames.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class Edges:
         self._over: dict[GroupLife, list[OutEdge | InEdge]] = {}
 
     def out(self, destination: str) -> OutEdge:
-        """The edge to a node; ``ServiceError`` where a new one cannot get a thread."""
+        """The edge to a node."""
         self._set_aside_edges_of_earlier_life(destination)
         edge = self._out.get(destination)
         if edge is None:
-            edge = self._out[destination] = OutEdge(destination, self._name(self._me, destination))
+            edge = self._out[destination] = OutEdge(destination, self._reactor)
         return edge
 
     def _name(self, source: str, destination: str) -> str:
@@ -76,7 +76,7 @@ class Edges:
         self._out[destination].kick()
 
     def wake(self, destination: str) -> None:
-        """Wake the sending thread of a node, because an op has failed and later ones may go on."""
+        """Have the reactor look for frames to a node: an op has failed, and later ones go on."""
         self._out[destination].wake()
 
     def open_in(self, source: str) -> InEdge:

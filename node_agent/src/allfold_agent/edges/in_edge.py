@@ -1,30 +1,32 @@
-"""The receiving end of an edge: opens it, delivers each payload to its sink, acknowledges.
+"""The receiving end of an edge: opens it, again where it breaks, and ends it.
 
-Short frames are read by the reactor, many at once; where a long one comes, the edge's own thread
-takes over, until there is nothing to be read for a while. A frame of an op that the local ranks
-have not called yet waits in the socket, and so do the frames behind it: TCP holds the sender back.
-There is no other flow control.
+It has a thread only while it is being opened; the reactor receives its frames.
 """
 
 from __future__ import annotations
 
 import logging
 import socket
+from functools import partial
 from threading import Event
+from time import monotonic
 
-from allfold_agent.edges.connections import InConnection
-from allfold_agent.edges.incoming import DamagedPayload, IncomingFrames, LinkRate
-from allfold_agent.edges.long_frames import LongFrames
+from allfold_agent.edges.connections import EdgeCounters
+from allfold_agent.edges.incoming import DamagedPayload, IncomingFrames
+from allfold_agent.edges.link_rate import LinkRate
 from allfold_agent.edges.opening import Dial, EdgeOpener
 from allfold_agent.edges.received_files import MissingFile
 from allfold_agent.edges.receivers import Receiver
-from allfold_agent.edges.short_frames import ShortFrames
 from allfold_agent.runtime.reactor import Reactor
-from allfold_agent.runtime.threads import start_thread
-from allfold_core.errors import AllfoldError, PeerLost
+from allfold_core.errors import AllfoldError, PeerLost, ServiceError
 from allfold_core.protocol.frames import FrameError
 
 log = logging.getLogger(__name__)
+
+# How long a thread to open the edge again is tried to be started, and how often.
+_THREAD_SECONDS = 30.0
+_THREAD_RETRY_SECONDS = 0.2
+_CLOSE_SECONDS = 2.0
 
 
 class InEdge:
@@ -35,10 +37,10 @@ class InEdge:
         name: of the edge, for messages.
         dial: opens the edge from a frame number on: (socket, bytes received already).
         receiver: what it delivers to.
-        reactor: receives short frames.
+        reactor: in whose thread it receives.
 
     Raises:
-        ServiceError: no thread can be started for it.
+        ServiceError: no thread can be started to open it.
     """
 
     def __init__(
@@ -52,15 +54,18 @@ class InEdge:
         self.source = source
         self._name = name
         self._receiver = receiver
+        self._reactor = reactor
         self._closed = Event()
+        self._ended = Event()
         self._opener = EdgeOpener(name, dial, self._closed)
-        self._connection: InConnection | None = None
         self._takes_files = True
-        self._frames = IncomingFrames(source, name, receiver)
-        self._short = ShortFrames(self._frames, receiver, reactor, self._closed)
-        self._long = LongFrames(self._frames, receiver, self._closed)
-        self.counters = self._frames.counters
-        self._thread = start_thread(self._run, f"allfold-receive-{name}")
+        self._frames = IncomingFrames(source, name, receiver, reactor, self._broke)
+        self._start_dialling()
+
+    @property
+    def counters(self) -> EdgeCounters:
+        """The traffic."""
+        return self._frames.counters
 
     @property
     def received(self) -> int:
@@ -70,8 +75,7 @@ class InEdge:
     @property
     def last_heard(self) -> float:
         """The time of the last byte from the peer (monotonic); ``-inf`` if there was none."""
-        connection = self._connection
-        return float("-inf") if connection is None else connection.last_heard
+        return self._frames.last_heard
 
     @property
     def rate(self) -> LinkRate:
@@ -80,51 +84,80 @@ class InEdge:
 
     def resume(self) -> None:
         """Try a waiting frame again; from any thread."""
-        self._short.resume()
+        self._frames.resume()
 
     def close(self) -> None:
-        """End the thread; what was not received stays unreceived."""
+        """End; what was not received stays unreceived. From any thread.
+
+        Nothing is delivered any more when this returns, but to the reactor's own thread.
+        """
         self._closed.set()
-        connection = self._connection
-        if connection is not None:
-            try:
-                connection.socket.shutdown(socket.SHUT_RDWR)
-            except OSError as error:
-                log.debug("edge %s was gone already: %s", self._name, error)
-        self._short.close()
-        self._thread.join(timeout=2.0)
+        self._reactor.call(self._end)
+        if not self._reactor.is_current():
+            deadline = monotonic() + _CLOSE_SECONDS
+            while self._reactor.running and monotonic() < deadline:
+                if self._ended.wait(timeout=_THREAD_RETRY_SECONDS):
+                    return
+            if not self._reactor.running:
+                self._end()
 
-    def _run(self) -> None:
-        try:
-            while not self._closed.is_set():
-                self._receive_all(*self._opener.open(self._frames.expected))
-        except AllfoldError as error:
-            if not self._closed.is_set():
-                self._receiver.edge_lost(self.source, error)
-        except Exception as error:
-            log.exception("edge %s failed", self._name)
-            self._receiver.edge_lost(self.source, PeerLost(f"edge {self._name} failed: {error}"))
+    def _end(self) -> None:
+        self._frames.close()
+        self._ended.set()
 
-    def _receive_all(self, connected: socket.socket, early: bytes) -> None:
-        """Receive until the connection breaks, which it may have done already."""
-        frames = self._frames
-        try:
-            connection = self._connection = InConnection(connected, early, self._closed)
-            frames.opened()
-            if self._takes_files and not connection.crosses_a_wire:
-                frames.acknowledge(connection)  # nothing new: the sender may pass files now
-            while not self._closed.is_set():
-                self._short.receive(connection)
-                self._long.receive(connection)
-        except MissingFile as error:
-            log.warning("edge %s takes payloads in its connection: %s", self._name, error)
-            self._takes_files = False
-        except (FrameError, DamagedPayload) as error:
-            self._opener.note_damage(frames.expected, error)
-        except (OSError, EOFError) as error:
-            # Mostly the end of the group. Else it is opened again, or reported as lost.
-            log.debug("edge %s ended after frame %d: %s", self._name, frames.expected, error)
-        finally:
+    # Opening
+
+    def _start_dialling(self) -> None:
+        self._opener.open_in_thread(self._frames.expected, self._reactor, self._take, self._lose)
+
+    # In the reactor's thread
+
+    def _lose(self, error: AllfoldError) -> None:
+        if not self._closed.is_set():
+            self._receiver.edge_lost(self.source, error)
+
+    def _take(self, connected: socket.socket, early: bytes) -> None:
+        if self._closed.is_set():
             connected.close()
-            if self._connection is not None:
-                self._connection.files.close()
+        else:
+            self._frames.open(connected, early, takes_files=self._takes_files)
+
+    def _broke(self, error: Exception) -> None:
+        """Open the edge again after its connection has ended, unless that is of no use."""
+        try:
+            self._note_break(error)
+        except AllfoldError as lost:
+            self._lose(lost)
+        except Exception as failure:
+            log.exception("edge %s failed", self._name)
+            self._lose(PeerLost(f"edge {self._name} failed: {failure}"))
+        else:
+            self._dial_again(monotonic() + _THREAD_SECONDS)
+
+    def _note_break(self, error: Exception) -> None:
+        """Raise an exception after which the edge is not opened again."""
+        expected = self._frames.expected
+        match error:
+            case MissingFile():
+                log.warning("edge %s takes payloads in its connection: %s", self._name, error)
+                self._takes_files = False
+            case FrameError() | DamagedPayload():
+                self._opener.note_damage(expected, error)
+            case OSError() | EOFError():
+                # Mostly the end of the group. Else it is opened again, or reported as lost.
+                log.debug("edge %s ended after frame %d: %s", self._name, expected, error)
+            case _:
+                raise error
+
+    def _dial_again(self, deadline: float) -> None:
+        """Open the edge again, as soon as there is a thread for it."""
+        if self._closed.is_set():
+            return
+        try:
+            self._start_dialling()
+        except ServiceError as error:
+            if monotonic() > deadline:
+                self._lose(error)
+            else:
+                again = partial(self._dial_again, deadline)
+                self._reactor.later(_THREAD_RETRY_SECONDS, again)

@@ -7,13 +7,22 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from itertools import chain, repeat
 from threading import Event
 from time import monotonic
 from urllib.parse import quote, urlencode
 
 from allfold_agent.http.server import whole_number
-from allfold_core.errors import InvalidArgument, PeerLost, PeerSentIncoherentTensor, ServiceError
+from allfold_agent.runtime.event_loop import EventLoop
+from allfold_agent.runtime.threads import start_thread
+from allfold_core.errors import (
+    AllfoldError,
+    InvalidArgument,
+    PeerLost,
+    PeerSentIncoherentTensor,
+    ServiceError,
+)
 
 _PARAMETERS = frozenset({"from_frame", "lane", "lives"})
 _LONGEST_NAME = 256
@@ -171,6 +180,38 @@ class EdgeOpener:
             which = f" again, from frame {from_frame} on" if from_frame else ""
             log.info("edge %s is open%s, after %.1f s", self._name, which, self._opened - began)
         return opened
+
+    def open_in_thread(
+        self,
+        from_frame: int,
+        loop: EventLoop,
+        take: Callable[[socket.socket, bytes], None],
+        fail: Callable[[AllfoldError], None],
+    ) -> None:
+        """Open the edge in a thread of its own, as that may take long.
+
+        Args:
+            loop: in whose thread one of the other two is called.
+
+        Raises:
+            ServiceError: no thread can be started for it.
+        """
+
+        def open_it() -> None:
+            try:
+                connected, early = self.open(from_frame)
+            except AllfoldError as error:
+                loop.call(partial(fail, error))
+            except Exception as error:
+                log.exception("edge %s cannot be opened", self._name)
+                loop.call(partial(fail, PeerLost(f"edge {self._name} failed: {error}")))
+            else:
+                if loop.running:
+                    loop.call(partial(take, connected, early))
+                else:
+                    connected.close()
+
+        start_thread(open_it, f"allfold-dial-{self._name}")
 
     def _note_refusal(self, reason: str) -> None:
         """Log why the edge cannot be opened yet, once per reason: a peer may be gone for long."""

@@ -4,6 +4,9 @@ Sources (the parts of ops, or point-to-point messages) are sent one after the ot
 order of its own; so the receiver never waits for an op whose frames are stuck behind those of a
 later one. Urgent sources go ahead of sources that have not begun, and between the frames of one
 that has.
+
+It has no thread. Whoever makes something ready writes what the socket takes; the reactor goes on
+when there is room again.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import logging
 import socket
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from threading import Condition
 from time import monotonic
 
@@ -21,21 +25,26 @@ from allfold_agent.edges.connections import (
     RECONNECT_SECONDS,
     EdgeCounters,
     OutConnection,
-    await_bytes,
 )
 from allfold_agent.edges.outgoing import OutgoingFrame, PayloadSource, SendQueue
 from allfold_agent.runtime.locks import make_rlock
-from allfold_agent.runtime.threads import start_thread
+from allfold_agent.runtime.reactor import WRITABLE, Reactor
 from allfold_core.errors import InvalidArgument, PeerLost
 from allfold_core.protocol.frames import FrameHeader
 
 log = logging.getLogger(__name__)
 
-# Frames up to this size are written by the thread that made them ready, if the socket takes them:
-# a hand-over to the edge's thread costs more than the copy into the kernel.
-INLINE_MESSAGE_BYTES = 256 * 1024
-# From so many frames on that nobody has acknowledged, it is worth a look.
+# After so much it is the turn of others: whoever has made frames ready must not be kept for long.
+_TURN_BYTES = 1 << 20
+# Acknowledgements are read when there may be so many, before a frame so long, and so often.
 _MANY_UNACKED = 64
+_LONG_BYTES = 64 * 1024
+_LOOK_SECONDS = 1.0
+# A receiver on this machine says within so long whether it takes files.
+_WORD_SECONDS = 0.02
+_CLOSE_SECONDS = 2.0
+# Whoever waits for the last ones looks so often, also where the reactor has ended.
+_FINISH_SECONDS = 0.2
 
 
 class OutEdge:
@@ -43,17 +52,14 @@ class OutEdge:
 
     Args:
         destination: the name of that node.
-        name: of the edge, for messages.
-
-    Raises:
-        ServiceError: no thread can be started for it.
+        reactor: writes what a socket does not take at once, and reads acknowledgements.
     """
 
-    def __init__(self, destination: str, name: str) -> None:
+    def __init__(self, destination: str, reactor: Reactor) -> None:
         self.destination = destination
         self.counters = EdgeCounters()
         self._lock = make_rlock("out edge")
-        self._ready = Condition(self._lock)
+        self._changed = Condition(self._lock)
         self._queue = SendQueue()
         self._unacked: deque[OutgoingFrame] = deque()
         self._resend: deque[OutgoingFrame] = deque()
@@ -65,7 +71,8 @@ class OutEdge:
         self._dropped: list[OutConnection] = []
         self._busy = False
         self._closed = False
-        self._thread = start_thread(self._run, f"allfold-send-{name}")
+        self._look_is_due = False
+        self._reactor = reactor
 
     @property
     def connected(self) -> socket.socket | None:
@@ -94,21 +101,23 @@ class OutEdge:
             return cancel()
 
     def kick(self) -> None:
-        """Send what has become ready: in this thread if that is quick, else in the edge's own."""
+        """Send what has become ready, as far as the socket takes it. From any thread."""
         with self._lock:
-            if self._busy:
+            connection = self._connection
+            if self._busy or connection is None or connection.waits:
                 # The busy thread looks again before it rests, so nothing is forgotten.
                 return
-            connection = self._connection
-            if connection is None:
-                return
             self._busy = True
-        self._send_small(connection)
+        self._send()
 
     def wake(self) -> None:
-        """Wake the sending thread, because an op has failed and those behind it may be ready."""
+        """Have the reactor send what has become ready, and let go of what has arrived."""
+        self._reactor.call(self._look_around)
+
+    def _look_around(self) -> None:
         with self._lock:
-            self._ready.notify_all()
+            self._drain_acks()
+        self.kick()
 
     def attach(self, from_frame: int) -> Callable[[socket.socket], None]:
         """Accept a connection that wants everything from a frame on; returns its taker."""
@@ -132,24 +141,22 @@ class OutEdge:
             with self._lock:
                 if not self._unsent_or_unacked():
                     return
-                connection, left = self._connection, deadline - monotonic()
-                if connection is None:
+                left = deadline - monotonic()
+                if self._connection is None:
                     left = min(left, self._lost_at + RECONNECT_SECONDS - monotonic())
                 if left <= 0:
                     return
-                if connection is None:
-                    self._ready.wait(timeout=left)
-            if connection is not None:
-                await_bytes(connection.socket, min(0.2, left))
+                if self._connection is not None:
+                    self._connection.listen()
+                self._changed.wait(timeout=min(_FINISH_SECONDS, left))
 
     def close(self) -> None:
         """End, whatever is still queued."""
         with self._lock:
             self._closed = True
             self._drop_connection()
-            self._ready.notify_all()
-        self._thread.join(timeout=2.0)
-        with self._lock:
+            # Who writes fails now, and must not find the memory gone.
+            self._changed.wait_for(lambda: not self._busy, timeout=_CLOSE_SECONDS)
             for frame in self._unacked:
                 if frame.content.is_shared:
                     # The receiver may yet read it, so it must not be used again. It goes when
@@ -160,7 +167,6 @@ class OutEdge:
     # Connection
 
     def _take(self, connected: socket.socket, from_frame: int) -> None:
-        connection = OutConnection(connected, from_frame)
         with self._lock:
             if self._closed:
                 connected.close()
@@ -172,13 +178,22 @@ class OutEdge:
                 log.info("edge to node %s is back, after %.1f s", self.destination, seconds)
             self._resend = deque(self._unacked)
             self._partial = None
+            connection = OutConnection(connected, from_frame, self._reactor, self._serve)
             self._connection = connection
-            self._ready.notify_all()
+            self._changed.notify_all()
+        if connection.waits:  # for a word that does not come where files do not pass
+            self._reactor.later(_WORD_SECONDS, partial(self._go_on, connection))
+        self.kick()
+
+    def _go_on(self, connection: OutConnection) -> None:
+        with self._lock:
+            connection.waits = False
+        self.kick()
 
     def _drop_connection(self) -> None:
         connection = self._connection
         if connection is not None:
-            # Shut down first: it wakes a thread that is sending on it.
+            # Shut down first: the peer sees it, and a thread that is writing on it.
             try:
                 connection.shut_down()
             except OSError as error:
@@ -186,112 +201,99 @@ class OutEdge:
             self._dropped.append(connection)
             self._connection = None
             self._lost_at = monotonic()
+            self._changed.notify_all()
             if not self._busy:
                 self._close_dropped()
 
     def _close_dropped(self) -> None:
         """Close sockets on which nobody writes any more: their numbers are soon used again."""
         while self._dropped:
-            self._dropped.pop().socket.close()
+            self._dropped.pop().close()
 
     def _lost(self, connection: OutConnection, error: OSError) -> None:
         with self._lock:
-            if self._connection is connection:
+            if self._connection is not connection:
+                return
+            if self._unacked or self._queue.head() is not None:
                 log.info("edge to node %s broke, waiting for it: %s", self.destination, error)
                 self._broke_at = monotonic()
-                self._drop_connection()
+            else:  # mostly the end of the group
+                log.debug("edge to node %s ended: %s", self.destination, error)
+            self._drop_connection()
 
     # Sending
 
-    def _run(self) -> None:
-        while True:
-            with self._lock:
-                while not self._closed and (self._busy or not self._has_work()):
-                    self._ready.wait(timeout=5.0)
-                    self._drain_acks()
-                if self._closed:
-                    return
-                self._busy = True
-                connection = self._connection
-            self._send_all(connection)
-
-    def _has_work(self) -> bool:
-        unfinished = self._partial is not None or bool(self._resend)
-        return self._connection is not None and (unfinished or self._head_ready())
-
-    def _head_ready(self) -> bool:
-        head = self._queue.head()
-        return head is not None and head.is_ready()
-
-    def _send_small(self, connection: OutConnection) -> None:
-        """Send what is ready while it is small and the socket takes it; leave the rest.
-
-        The rest of a frame too: whoever calls this may be the thread that must receive before the
-        other node can go on receiving.
-        """
-        while True:
-            with self._lock:
-                if len(self._unacked) >= _MANY_UNACKED or connection.awaits_word:
-                    self._drain_acks()
-                frame, head = None, self._queue.head()
-                idle = self._partial is None and not self._resend
-                if head is not None and idle and connection is self._connection:
-                    frame = self._frame_of(head) if _is_quick(head, connection) else None
-                if frame is None:
-                    self._busy = False
-                    self._close_dropped()
-                    if not idle or (head is not None and head.is_ready()):
-                        self._ready.notify_all()
-                    return
-            self._fill(frame, connection)
-            try:
-                sent = connection.write_some(frame)
-            except OSError as error:
-                self._lost(connection, error)
-                sent = 0
-            if sent < len(frame.header) + len(frame.payload):
-                with self._lock:
-                    if connection is self._connection:
-                        self._partial = frame, sent
-                self._rest()
+    def _serve(self, connection: OutConnection, events: int) -> None:
+        """Do what a connection asks for; in the reactor's thread."""
+        with self._lock:
+            if connection is not self._connection:
+                connection.ignore()  # whoever writes on it closes it
                 return
-            self._sent(frame)
-
-    def _send_all(self, connection: OutConnection | None) -> None:
-        """Send until nothing is ready or the connection breaks."""
-        while connection is not None:
-            with self._lock:
-                if connection is not self._connection:
-                    break
+            had_word = not connection.awaits_word
+            if events & ~WRITABLE:
                 self._drain_acks()
-                frame, sent = self._unfinished()
-            if frame is None:
-                break
+        if events & WRITABLE or not (had_word or connection.awaits_word):
+            self._go_on(connection)
+
+    def _send(self) -> None:
+        """Send until nothing is ready, the socket is full or the turn is over."""
+        left = _TURN_BYTES
+        while left > 0:
+            with self._lock:
+                connection = self._connection
+                frame, sent = (None, 0) if connection is None else self._unfinished()
+                if connection is None or frame is None:
+                    self._rest()
+                    return
             self._fill(frame, connection)
             try:
-                connection.write_rest(frame, sent)
+                written = connection.write(frame, sent, left)
             except OSError as error:  # the frame is kept for a new connection
                 self._lost(connection, error)
-                break
-            self._sent(frame)
-        self._rest()
+                continue
+            if not connection.shares(frame):
+                left -= written - sent
+            if written == len(frame.header) + len(frame.payload):
+                self._sent(frame)
+            elif not self._keep(connection, frame, written, is_full=left > 0):
+                return
+        with self._lock:
+            self._rest()
+        self.wake()
+
+    def _keep(
+        self, connection: OutConnection, frame: OutgoingFrame, sent: int, *, is_full: bool
+    ) -> bool:
+        """Keep the rest of a frame for later; return False where there is no room for more."""
+        with self._lock:
+            if connection is not self._connection:
+                return True  # to the new one all of it is sent again
+            self._partial = frame, sent
+            if is_full:
+                connection.await_room()
+                self._rest()
+            return not is_full
 
     def _unfinished(self) -> tuple[OutgoingFrame | None, int]:
         """The frame to be sent next, and how much of it has been."""
         if self._partial is not None:
             partial, self._partial = self._partial, None
             return partial
-        return (self._resend.popleft() if self._resend else self._next_frame()), 0
+        if self._resend:
+            return self._resend.popleft(), 0
+        head = self._queue.head()
+        if head is None:
+            return None, 0
+        if len(self._unacked) >= _MANY_UNACKED or head.next_size() >= _LONG_BYTES:
+            self._drain_acks()
+        return self._frame_of(head), 0
 
     def _rest(self) -> None:
-        with self._lock:
-            self._busy = False
-            self._close_dropped()
-            self._ready.notify_all()
-
-    def _next_frame(self) -> OutgoingFrame | None:
-        head = self._queue.head()
-        return None if head is None else self._frame_of(head)
+        self._busy = False
+        self._look_later()
+        self._close_dropped()
+        if self._closed:
+            self._changed.notify_all()
 
     def _frame_of(self, head: PayloadSource) -> OutgoingFrame | None:
         """The next frame of a source; ``None`` where it is not ready."""
@@ -336,7 +338,18 @@ class OutEdge:
         self.counters.frames += 1
         frame.content.sent()
 
-    # Acknowledgements
+    # Acknowledgements. Memory waits for them, but each by itself is not worth being woken for.
+
+    def _look_later(self) -> None:
+        if self._unacked and not self._look_is_due:
+            self._look_is_due = True
+            self._reactor.later(_LOOK_SECONDS, self._look)
+
+    def _look(self) -> None:
+        with self._lock:
+            self._look_is_due = False
+            self._drain_acks()
+            self._look_later()
 
     def acknowledged(self) -> int:
         """Return the number of frames that the receiver is known to have."""
@@ -356,14 +369,13 @@ class OutEdge:
 
     def _drain_acks(self) -> None:
         """Read what the receiver has acknowledged so far, without waiting."""
-        while self._connection is not None and (self._unacked or self._connection.awaits_word):
+        while self._connection is not None:
             try:
                 expected = self._connection.read_ack()
             except BlockingIOError:
                 return
             except OSError as error:
-                log.debug("no acknowledgements from node %s: %s", self.destination, error)
-                self._drop_connection()
+                self._lost(self._connection, error)
                 return
             if expected is not None:
                 self._note_ack(expected)
@@ -385,10 +397,3 @@ class OutEdge:
             if frame.content.buffer is not None:
                 frame.content.buffer.release()
         self._resend = deque(frame for frame in self._resend if frame.number >= expected)
-
-
-def _is_quick(source: PayloadSource, connection: OutConnection) -> bool:
-    """Return True if the next payload is short, or only its place is sent."""
-    if connection.takes_files and source.next_is_shared():
-        return True
-    return source.next_size() <= INLINE_MESSAGE_BYTES

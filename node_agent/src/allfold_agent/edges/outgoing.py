@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from allfold_agent.runtime.buffers import Buffer
-from allfold_core.protocol.frames import FrameHeader, FrameType
+from allfold_core.protocol.frames import FrameHeader, FrameType, SharedRange
 
 
 class SendQueue:
@@ -63,21 +65,34 @@ class SentFiles:
         self._slots: dict[int, int] = {}
         self._passed = 0
 
-    def slot_of(self, buffer: SharedMemory) -> int | None:
-        """Return the slot of a buffer; ``None`` if the receiver does not have its file."""
-        return self._slots.get(buffer.serial)
-
-    @property
-    def next_slot(self) -> int:
-        """The slot that the next file takes."""
-        return self._passed % SLOTS
-
     def add(self, buffer: SharedMemory) -> None:
-        """The file of a buffer was passed: it is in :attr:`next_slot`."""
+        """The file of a buffer was passed: it is in the next slot."""
         if self._passed >= SLOTS:
             del self._slots[next(iter(self._slots))]  # passed first, so it has that slot
-        self._slots[buffer.serial] = self.next_slot
+        self._slots[buffer.serial] = self._passed % SLOTS
         self._passed += 1
+
+    def range_of(self, buffer: SharedMemory, start: int, nbytes: int) -> tuple[SharedRange, int]:
+        """Return where a payload lies, and the file that has to go with that.
+
+        The file is -1 where the receiver has it; else :meth:`add` has to follow.
+        """
+        slot = self._slots.get(buffer.serial)
+        if slot is not None:
+            return SharedRange(slot, False, start, nbytes), -1
+        assert buffer.file is not None
+        return SharedRange(self._passed % SLOTS, True, start, nbytes), buffer.file
+
+
+Rights = list[tuple[int, int, bytes]]
+_DESCRIPTOR = struct.Struct("i")
+
+
+def rights(descriptor: int) -> Rights:
+    """Return what ``sendmsg`` passes a descriptor with; nothing for -1."""
+    if descriptor < 0:
+        return []
+    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, _DESCRIPTOR.pack(descriptor))]
 
 
 @dataclass(slots=True)

@@ -5,14 +5,20 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import socket
+import struct
 import weakref
 from collections import deque
 
-import torch
-
 from allfold_agent.edges.outgoing import SLOTS
 from allfold_agent.runtime.buffers import is_sealed
-from allfold_core.protocol.frames import FrameError, SharedRange
+from allfold_core.protocol.frames import (
+    RANGE_SIZE,
+    FrameError,
+    FrameHeader,
+    FrameType,
+    SharedRange,
+)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -25,6 +31,9 @@ _libc.mmap.argtypes = (
     ctypes.c_long,
 )
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_DESCRIPTOR = struct.Struct("i")
+_RIGHTS_BYTES = socket.CMSG_SPACE(_DESCRIPTOR.size)
+_AT_ONCE = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
@@ -40,23 +49,42 @@ class ReceivedFiles:
     """
 
     def __init__(self) -> None:
-        self._mapped: dict[int, torch.Tensor] = {}
+        self._mapped: dict[int, memoryview] = {}
         self._descriptors: deque[int] = deque()
         self._newest = -1
+
+    def receive_into(self, connected: socket.socket, view: memoryview) -> int:
+        """Receive what is there, and keep the files that come with it; the number of bytes."""
+        count, rights, _, _ = connected.recvmsg_into([view], _RIGHTS_BYTES, _AT_ONCE)
+        for _, _, data in rights:
+            self.add([each for (each,) in _DESCRIPTOR.iter_unpack(data)])
+        return count
 
     def add(self, descriptors: list[int]) -> None:
         """Take descriptors that came with the bytes of a frame."""
         self._descriptors.extend(descriptors)
 
-    def memory(self, number: int, shared: SharedRange) -> torch.Tensor:
-        """Return the content of a frame, which may be asked for more than once.
+    def content(
+        self, header: FrameHeader, place: memoryview | bytearray
+    ) -> tuple[FrameHeader, memoryview]:
+        """Return the ``DATA`` frame that a ``SHARED`` one stands for, and its payload.
+
+        It may be asked for more than once.
 
         Args:
-            number: of the frame.
+            place: the payload of the ``SHARED`` one.
 
         Raises:
             FrameError: there is no such memory.
         """
+        if header.length != RANGE_SIZE:
+            raise FrameError(f"frame {header.number} cannot have its payload in shared memory")
+        found = SharedRange.unpack(place)
+        memory = self.memory(header.number, found)
+        return header._replace(type=FrameType.DATA, length=found.nbytes), memory
+
+    def memory(self, number: int, shared: SharedRange) -> memoryview:
+        """Return a range of a file that has come with this frame or an earlier one."""
         if shared.is_new and number > self._newest:
             self._map(shared.slot)
             self._newest = number
@@ -99,11 +127,11 @@ class _Mapping:
         weakref.finalize(self, _libc.munmap, self.address, self.size).atexit = False
 
 
-def _bytes_of(mapping: _Mapping) -> torch.Tensor:
+def _bytes_of(mapping: _Mapping) -> memoryview:
     """The bytes of a mapping, which lasts as long as they do.
 
-    By its address, as torch takes no buffer that cannot be written.
+    By its address, as torch takes no buffer that cannot be written. Nobody writes there.
     """
     view = (ctypes.c_uint8 * mapping.size).from_address(mapping.address)
     view.mapping = mapping  # type: ignore[attr-defined]
-    return torch.frombuffer(view, dtype=torch.uint8)
+    return memoryview(view).cast("B")

@@ -29,10 +29,7 @@ class Sink(Protocol[LandingT]):
     """A consumer of the frames of one node: an op, or the messages of a group."""
 
     def is_ready(self) -> bool:
-        """Return True if the next frame can be admitted."""
-
-    def await_ready(self, seconds: float, /) -> bool:
-        """Wait until :meth:`is_ready`; false where it is not within so many seconds."""
+        """Return True if the next frame can be admitted. Its edge is resumed when that changes."""
 
     def admit(self, header: FrameHeader, shared: torch.Tensor | None, /) -> LandingT | None:
         """Return the landing of a frame, ``None`` where it is not wanted. Not before it is ready.
@@ -51,18 +48,19 @@ class Sink(Protocol[LandingT]):
     def received(self, landing: LandingT, /) -> None:
         """Take in a payload that has been received completely, and release its memory."""
 
-    def all_received(self) -> bool:
-        """Return True if the node has sent its last frame of it."""
+
+class NotYet(Exception):
+    """What a frame is for has not begun here. Its edge is resumed when that may have changed."""
 
 
 class Receiver(Protocol):
     """The owner of an in-edge: its group. It knows a source by the name of its node."""
 
-    def sink_for(self, source: str, header: FrameHeader, seconds: float, /) -> Sink[Any] | None:
+    def sink_for(self, source: str, header: FrameHeader, /) -> Sink[Any] | None:
         """Return the sink of a frame, or ``None`` where nobody wants it any more.
 
         Raises:
-            TimeoutError: nobody wants it yet, and this has not changed within so many seconds.
+            NotYet: nobody wants it yet.
         """
 
     def edge_lost(self, source: str, error: AllfoldError) -> None:

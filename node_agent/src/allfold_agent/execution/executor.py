@@ -1,6 +1,6 @@
 """One op's run through its task graph on this node.
 
-No thread of its own: whoever completes a task (a worker, an edge's thread) carries on with what
+No thread of its own: whoever completes a task (a worker, the edges' reactor) carries on with what
 became ready. A fold runs in the thread that received its last operand, while that is in cache.
 """
 
@@ -243,8 +243,6 @@ class Executor(SendingOp, ReceivingOp):
                 destinations.add(task.peer)
             elif task.kind in _RECEIVING:
                 sources.add(task.peer)
-                if self._changed is not None:
-                    self._changed.notify_all()
             elif task.kind is TaskKind.FENCE:
                 self._count(task, own, destinations, sources)
 
@@ -297,7 +295,7 @@ class Executor(SendingOp, ReceivingOp):
         self._keep_code(task, buffer)
 
     def fail(self, then: Callable[[], None]) -> None:
-        """Stop: nothing is sent, received, folded or handed out any more. Wakes whoever waits.
+        """Stop: nothing is sent, received, folded or handed out any more.
 
         Args:
             then: called, maybe by another thread, when nobody writes to the memory of ranks any
@@ -305,8 +303,6 @@ class Executor(SendingOp, ReceivingOp):
         """
         with self._lock:
             self.failed = True
-            if self._changed is not None:
-                self._changed.notify_all()
             if self._handing_out:
                 self._after_handing_out.append(then)
                 return

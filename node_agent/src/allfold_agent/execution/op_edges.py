@@ -36,9 +36,6 @@ class OpReceiver:
         executor, order, position = self._executor, self._order, self._next
         return executor.failed or position == len(order) or not executor.waits(order[position])
 
-    def await_ready(self, seconds: float) -> bool:
-        return self._executor.await_progress(self.is_ready, seconds)
-
     def admit(self, header: FrameHeader, shared: torch.Tensor | None) -> SliceLanding | None:
         """Return the landing of a frame; ``None`` if the op failed. Not before :meth:`is_ready`.
 
@@ -86,6 +83,7 @@ class OpReceiver:
         self._executor.received(landing)
 
     def all_received(self) -> bool:
+        """Return True if the node has sent its last frame of the op."""
         return self._next == len(self._order)
 
 

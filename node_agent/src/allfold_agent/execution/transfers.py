@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
-from threading import Condition
 
 import torch
 
@@ -42,7 +40,6 @@ class OpTasks:
         self.buffer = buffers.take(operands.layout.held * self._size, shared=bool(graph.sends))
         self.work = operands.arithmetic.kept(self.buffer.bytes, operands.layout.held)
         self._lock = make_rlock("executor")
-        self._changed: Condition | None = None  # made by the first thread that waits
         self._waits_for = list(graph.waits_for)
         self._codes: dict[int, Buffer] = {}
 
@@ -182,13 +179,6 @@ class ReceivingOp(OpTasks):
     def waits(self, index: int) -> bool:
         """Return True while a task waits for another one."""
         return self._waits_for[index] > 0
-
-    def await_progress(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Wait until a condition holds; false where it does not within so many seconds."""
-        with self._lock:
-            if self._changed is None:
-                self._changed = Condition(self._lock)
-            return self._changed.wait_for(condition, timeout=seconds)
 
     def land(self, task: Task, shared: torch.Tensor | None = None) -> SliceLanding | None:
         """Return the landing of the frame that a task receives; ``None`` if the op has failed.

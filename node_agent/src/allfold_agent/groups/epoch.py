@@ -51,7 +51,8 @@ class NodeResources:
     Attributes:
         node: its name.
         dial: opens an edge: ``dial(request, address)(from_frame)``.
-        reactor: reads the short frames of other nodes.
+        reactor: serves the local ranks, and what nodes agree upon.
+        edge_reactor: exchanges frames with other nodes, and folds what they bring.
         pins: memory of the host that GPUs reach.
         fetch: gets the result of an op from one of several addresses, into memory, for as long as
             that is wanted; see :func:`allfold_agent.groups.results.fetch_result`.
@@ -67,6 +68,7 @@ class NodeResources:
     buffers: BufferPool
     dial: DialFrom
     reactor: Reactor
+    edge_reactor: Reactor
     pins: Pins
     fetch: FetchResult
     retention: ResultShares

@@ -11,6 +11,7 @@ from allfold_agent.edges.edges import Edges
 from allfold_agent.edges.members import GroupLife
 from allfold_agent.edges.opening import EdgeRequest, Traffic
 from allfold_agent.edges.out_edge import OutEdge
+from allfold_agent.edges.receivers import NotYet
 from allfold_agent.execution.op_edges import OpReceiver
 from allfold_agent.groups.epoch import NodeResources
 from allfold_agent.groups.lane.link import LaneDoor
@@ -46,7 +47,7 @@ class GroupEdges:
         self._me = resources.node
         self._closing = False
         self._closed = False
-        dial, reactor = resources.dial, resources.reactor
+        dial, reactor = resources.dial, resources.edge_reactor
         self.ops = Edges(plan.group, plan.opening, self._me, members, dial, self, reactor)
         self.p2p = P2PEngine(
             plan,
@@ -100,25 +101,20 @@ class GroupEdges:
 
     # Frames of ops
 
-    def sink_for(self, source: str, header: FrameHeader, seconds: float) -> OpReceiver | None:
+    def sink_for(self, source: str, header: FrameHeader) -> OpReceiver | None:
         """Return what a frame goes to; ``None`` where nobody wants it any more.
 
         Raises:
-            TimeoutError: its op is not run here yet in the attempt that the stamp names, and has
-                not begun within so many seconds.
+            NotYet: its op is not run here yet in the attempt that the stamp names.
         """
-        group, table, deadline = self._group, self._group.table, monotonic() + seconds
+        group, table = self._group, self._group.table
         with table.lock:
-            while True:
-                op = table.in_flight.get(header.seq)
-                if op is not None and op.executor and op.packed_stamp == header.stamp:
-                    receiver = op.receivers.get(source) or group.runs.receiver(op, source)
-                    break
+            op = table.in_flight.get(header.seq)
+            if op is None or not op.executor or op.packed_stamp != header.stamp:
                 if self._closed or group.runs.is_stale(header.seq, header.stamp):
                     return None
-                left = deadline - monotonic()
-                if left <= 0 or not table.changed.wait(timeout=left):
-                    raise TimeoutError
+                raise NotYet
+            receiver = op.receivers.get(source) or group.runs.receiver(op, source)
         if receiver is None:
             stranger = f"op {header.seq} got a frame of node {source}, which has no part in it"
             self.incoherent(header, PeerSentIncoherentTensor(stranger))
@@ -151,7 +147,7 @@ class GroupEdges:
             edges = self.ops.detach(lives)
         edges += self.p2p.detach(lives)
 
-        def close() -> None:  # waits for threads that may be dialling
+        def close() -> None:  # waits for what is under way on the edges
             for edge in edges:
                 edge.close()
 

@@ -225,6 +225,7 @@ class OpRuns:
         if op is None or op.ended:
             return
         op.ended = True
+        self._add_due(self._group.edges.resume_all)  # frames of it go nowhere now
         if current.change:
             op.error, op.ordinal = unpacked(current.change), current.ordinal
             self._do_once_free(op, partial(self._outcomes.refuse, op))

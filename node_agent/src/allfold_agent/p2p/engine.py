@@ -65,7 +65,7 @@ class P2PEngine(MessageMatching):
         workers: who copies what is large.
         buffers: where frames land.
         edge_lost: called when nothing more can be received from a node.
-        reactor: reads short frames.
+        reactor: exchanges frames with other nodes.
     """
 
     def __init__(

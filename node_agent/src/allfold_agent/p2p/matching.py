@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import torch
 
-from allfold_agent.edges.out_edge import INLINE_MESSAGE_BYTES
 from allfold_agent.p2p import messages
 from allfold_agent.p2p.messages import (
     MessageSender,
@@ -25,6 +24,8 @@ from allfold_core.protocol.frames import FrameType
 
 # What is kept of messages that nobody has received yet; beyond it their content is asked for again.
 KEPT_BYTES = 16 << 20
+# A hand-over to a worker costs more than to copy so much.
+_INLINE_COPY_BYTES = 256 * 1024
 
 
 class Inbox:
@@ -150,7 +151,7 @@ class MessageMatching(IncomingMessages):
             send.report()
             receive.report(source=send.rank)
 
-        if send.message.nbytes <= INLINE_MESSAGE_BYTES:
+        if send.message.nbytes <= _INLINE_COPY_BYTES:
             copy()
         else:
             self._workers.submit(copy)

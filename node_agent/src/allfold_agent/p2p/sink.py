@@ -27,10 +27,6 @@ class MessageReceiver:
         """No frame ever waits."""
         return True
 
-    def await_ready(self, _seconds: float) -> bool:
-        """No frame ever waits."""
-        return True
-
     def admit(self, header: FrameHeader, _shared: torch.Tensor | None) -> MessageLanding | None:
         """Return memory for a frame, ``None`` where it is not wanted any more."""
         return self._messages.admit(self._source, header)
@@ -38,10 +34,6 @@ class MessageReceiver:
     def retract(self, landing: MessageLanding) -> None:
         """The frame broke off."""
         landing.release()
-
-    def all_received(self) -> bool:
-        """Every frame is acknowledged at once: its sender may be waiting to leave."""
-        return True
 
     def received(self, landing: MessageLanding) -> None:
         """Read a frame that has landed.
@@ -78,7 +70,7 @@ class IncomingMessages(ABC):
     def read(self, source: str, header: FrameHeader, view: memoryview) -> None:
         """Do what a frame says."""
 
-    def sink_for(self, source: str, _header: FrameHeader, _seconds: float) -> MessageReceiver:
+    def sink_for(self, source: str, _header: FrameHeader) -> MessageReceiver:
         """All frames of one edge have one sink."""
         receiver = self._receivers.get(source)
         if receiver is None:

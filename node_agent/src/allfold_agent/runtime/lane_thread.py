@@ -9,27 +9,23 @@ from __future__ import annotations
 
 import logging
 import os
-import select
-from collections import deque
-from collections.abc import Callable
-from functools import partial
-from threading import Thread
+from threading import Thread, get_ident
 from time import monotonic
 from typing import Protocol
 
 import numpy as np
 
+from allfold_agent.runtime.event_loop import READABLE, WRITABLE, EventLoop
 from allfold_agent.runtime.locks import make_lock
 from allfold_agent.runtime.threads import start_thread
 
+__all__ = ["READABLE", "WRITABLE", "LaneThread", "ServedLane"]
+
 log = logging.getLogger(__name__)
 
-READABLE, WRITABLE = select.EPOLLIN, select.EPOLLOUT
 _SPIN_SECONDS = 60e-6
 # Whoever has something for the thread wakes it. It looks by itself now and then all the same.
 _LONGEST_BLOCK_SECONDS = 5.0
-
-Serve = Callable[[int], None]
 
 
 class ServedLane(Protocol):
@@ -45,46 +41,21 @@ class ServedLane(Protocol):
         """Let go of memory that is not in use, as nothing has happened for some seconds."""
 
 
-class LaneThread:
-    """Serves the lanes of all groups, and the connections that they use.
-
-    Attributes:
-        wake_descriptor: an eventfd: who writes to it wakes the thread.
-    """
+class LaneThread(EventLoop):
+    """Serves the lanes of all groups, and the connections that they use, from the first task on."""
 
     def __init__(self, name: str) -> None:
-        self._name = name
-        self.wake_descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._epoll = select.epoll()
-        self._epoll.register(self.wake_descriptor, READABLE)
-        self._served: dict[int, Serve] = {self.wake_descriptor: self._drain}
+        super().__init__(name, make_lock("lane"))
         self._lanes: list[ServedLane] = []
-        self._tasks: deque[Callable[[], None]] = deque()
-        self._starting = make_lock("lane")
         self._thread: Thread | None = None
-        self._closing = False
 
-    # From any thread
+    def _ensure_thread(self) -> None:
+        if self._thread is None:
+            self._thread = start_thread(self._run, self.name)
 
-    def call(self, task: Callable[[], None]) -> None:
-        """Do something soon, in the lane's thread; the thread begins with the first task."""
-        self._tasks.append(task)
-        with self._starting:
-            if self._closing:
-                return
-            if self._thread is None:
-                self._thread = start_thread(self._run, self._name)
-            os.eventfd_write(self.wake_descriptor, 1)
-
-    def close(self) -> None:
-        """End the thread."""
-        with self._starting:
-            self._closing = True
-            os.eventfd_write(self.wake_descriptor, 1)
+    def _join(self, seconds: float) -> None:
         if self._thread is not None:
-            self._thread.join(timeout=5.0)
-        self._epoll.close()
-        os.close(self.wake_descriptor)
+            self._thread.join(timeout=seconds)
 
     # In the thread
 
@@ -98,24 +69,8 @@ class LaneThread:
         if lane in self._lanes:
             self._lanes.remove(lane)
 
-    def register(self, descriptor: int, serve: Serve) -> None:
-        """Call ``serve(events)`` whenever something can be read from a connection."""
-        self._epoll.register(descriptor, READABLE)
-        self._served[descriptor] = serve
-
-    def modify(self, descriptor: int, events: int) -> None:
-        """Wait for other events of a connection."""
-        self._epoll.modify(descriptor, events)
-
-    def unregister(self, descriptor: int) -> None:
-        """Forget a connection, before it is closed."""
-        self._epoll.unregister(descriptor)
-        del self._served[descriptor]
-
-    def _drain(self, _events: int) -> None:
-        os.eventfd_read(self.wake_descriptor)
-
     def _run(self) -> None:
+        self._ident = get_ident()
         np.seterr(all="ignore")  # of this thread: its ops fold with NumPy
         spin_until = 0.0
         while not self._closing:
@@ -133,32 +88,16 @@ class LaneThread:
             lane.announce(blocks=True)
         if not self._look(0.0) and not self._look(_LONGEST_BLOCK_SECONDS):
             for lane in self._lanes:
-                _guarded(lane.rest)
+                self._guarded(lane.rest)
         for lane in self._lanes:
             lane.announce(blocks=False)
 
     def _look(self, seconds: float) -> bool:
         """Serve what is there, or comes within so many seconds; return True if there was any."""
-        moved = False
-        for descriptor, events in self._epoll.poll(seconds):
-            serve = self._served.get(descriptor)
-            if serve is not None:
-                moved = True
-                _guarded(partial(serve, events))
-        while self._tasks:
-            moved = True
-            _guarded(self._tasks.popleft())
+        moved = self._serve_ready(seconds)
         for lane in list(self._lanes):
             try:
                 moved = lane.advance() or moved
             except Exception:
                 log.exception("the short lane could not go on")
         return moved
-
-
-def _guarded(work: Callable[[], None]) -> None:
-    """Do something; its failure must not end the thread that serves all."""
-    try:
-        work()
-    except Exception:
-        log.exception("the thread of the short lane could not finish what it was doing")

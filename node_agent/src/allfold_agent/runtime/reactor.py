@@ -1,58 +1,38 @@
 """One thread that serves many descriptors, each as soon as it is ready.
 
-Messages of ranks and short frames of other nodes are served by the same thread: a hand-over to
-another one takes longer than to fold what they carry. What takes time is left to other threads.
+An agent has one for the messages of ranks and what nodes agree upon, which must wait for nothing
+that takes time, and one for the frames of other nodes, which folds what they bring: a hand-over to
+a third thread takes longer than most folds.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-import select
 import socket
 from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import count
-from threading import Thread, get_ident
+from threading import Thread
 from time import monotonic
-from typing import TYPE_CHECKING
 
+from allfold_agent.runtime.event_loop import HUNG_UP, READABLE, WRITABLE, Action, EventLoop, Serve
 from allfold_agent.runtime.locks import make_lock
 
-if TYPE_CHECKING:
-    from _typeshed import HasFileno
+__all__ = ["HUNG_UP", "READABLE", "WRITABLE", "Acceptor", "Action", "LagMeter", "Reactor", "Serve"]
 
 log = logging.getLogger(__name__)
 
-READABLE = select.EPOLLIN
-WRITABLE = select.EPOLLOUT
-HUNG_UP = select.EPOLLRDHUP
-
 _LONGEST_POLL = 5.0
 
-Serve = Callable[[int], None]
-Action = Callable[[], None]
 
-
-class Reactor:
-    """Descriptors, tasks and timers of one thread. What it calls must not wait.
-
-    All but :meth:`call` and :meth:`close` is for the reactor's own thread, or for before it starts.
-    """
+class Reactor(EventLoop):
+    """An event loop with timers, whose thread begins with :meth:`start`."""
 
     def __init__(self, name: str) -> None:
-        self._epoll = select.epoll()
-        self._served: dict[int, Serve] = {}
-        self._tasks: deque[Action] = deque()
+        super().__init__(name, make_lock("reactor"))
         self._timers: list[tuple[float, int, Action]] = []
         self._numbers = count()
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._epoll.register(self._wake, READABLE)
-        self._served[self._wake] = lambda _: self._drain()
-        self._closing = False
-        self._waking = make_lock("reactor")
-        self._ident = 0
         self._thread = Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -60,85 +40,28 @@ class Reactor:
         self._thread.start()
         self._ident = self._thread.ident or 0
 
-    @property
-    def running(self) -> bool:
-        """True until :meth:`close`; after that, tasks are not run."""
-        return not self._closing
-
-    def close(self) -> None:
-        """End the thread; what is not done by then is not done any more."""
-        with self._waking:
-            if self._closing:
-                return
-            self._closing = True
-            os.eventfd_write(self._wake, 1)
+    def _join(self, seconds: float) -> None:
         if self._ident:
-            self._thread.join(timeout=5.0)
-        self._epoll.close()
-        os.close(self._wake)
-
-    def call(self, task: Action) -> None:
-        """Do something soon, in the reactor's thread; from any thread, and without waiting."""
-        self._tasks.append(task)
-        if get_ident() != self._ident:
-            with self._waking:
-                if not self._closing:
-                    os.eventfd_write(self._wake, 1)
+            self._thread.join(timeout=seconds)
 
     def later(self, seconds: float, task: Action) -> None:
         """Do something after a while, in the reactor's thread; from any thread."""
         timer = (monotonic() + seconds, next(self._numbers), task)
-        if get_ident() == self._ident:
+        if self.is_current():
             heappush(self._timers, timer)
         else:
             self.call(lambda: heappush(self._timers, timer))
 
-    def register(self, descriptor: HasFileno, serve: Serve, events: int = READABLE) -> None:
-        """Call ``serve(events)`` whenever one of the events is there."""
-        number = descriptor.fileno()
-        self._epoll.register(number, events)
-        self._served[number] = serve
-
-    def modify(self, descriptor: HasFileno, events: int) -> None:
-        """Wait for other events; also from other threads."""
-        self._epoll.modify(descriptor, events)
-
-    def unregister(self, descriptor: HasFileno) -> None:
-        """Forget a descriptor, before it is closed."""
-        number = descriptor.fileno()
-        self._epoll.unregister(number)
-        del self._served[number]
-
-    # The loop
-
     def _run(self) -> None:
         while not self._closing:
-            for number, events in self._epoll.poll(self._patience()):
-                serve = self._served.get(number)
-                if serve is not None:  # else it was forgotten by what was served before
-                    _guarded(serve, events)
-            while self._tasks:
-                _guarded(self._tasks.popleft())
+            self._serve_ready(self._patience())
             while self._timers and self._timers[0][0] <= monotonic():
-                _guarded(heappop(self._timers)[2])
+                self._guarded(heappop(self._timers)[2])
 
     def _patience(self) -> float:
-        if self._tasks:
-            return 0.0
         if not self._timers:
             return _LONGEST_POLL
         return min(_LONGEST_POLL, max(0.0, self._timers[0][0] - monotonic()))
-
-    def _drain(self) -> None:
-        os.eventfd_read(self._wake)
-
-
-def _guarded(work: Callable[..., None], *arguments: object) -> None:
-    """Do something; its failure must not end the thread that serves all."""
-    try:
-        work(*arguments)
-    except Exception:
-        log.exception("the reactor could not finish what it was doing")
 
 
 _PAUSE_SECONDS = 0.1

@@ -82,7 +82,11 @@ class LaneHandover:
         # First: a node that knows that all have their parts says so, and reports none.
         results = lane.exchange.results
         final, everywhere = results.known_final, results.final_everywhere()
-        self.learn_final(everywhere if self.are_final(everywhere) else final)
+        # Until an op of the lane is done here, nobody here may have called those right before it:
+        # the lane was opened in advance, and others have come further.
+        if everywhere > lane.since and self.are_final(everywhere):
+            final = everywhere
+        self.learn_final(final)
         for seq, result in sorted(results.held().items()):
             if result.program.is_in_parts:
                 continue

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import socket
-import struct
 from collections.abc import Callable
 from typing import Protocol
 
 import xxhash
 
-from allfold_agent.edges.connections import EdgeCounters, tune
-from allfold_agent.edges.incoming import LinkRate
-from allfold_agent.edges.received_files import MissingFile, ReceivedFiles
-from allfold_agent.groups.lane.outgoing import TAKES_FILES, Payload
+from allfold_agent.edges.connections import EdgeCounters, InConnection
+from allfold_agent.edges.link_rate import LinkRate
+from allfold_agent.edges.received_files import MissingFile
+from allfold_agent.groups.lane.outgoing import Payload
 from allfold_agent.runtime.lane_thread import LaneThread
-from allfold_agent.runtime.tunnels import crosses_a_wire
-from allfold_core.protocol.frames import (
-    HEADER_SIZE,
-    RANGE_SIZE,
-    FrameError,
-    FrameHeader,
-    FrameType,
-    SharedRange,
-)
+from allfold_core.protocol.frames import HEADER_SIZE, FrameError, FrameHeader, FrameType
 
 LONGEST_PAYLOAD = 512 * 1024
 """Of a frame: short against the caches, long against what it takes to send one."""
@@ -30,9 +21,6 @@ LONGEST_PAYLOAD = 512 * 1024
 # The longest frame that is copied out of the stage; others come to their memory at once.
 _STAGE_BYTES = HEADER_SIZE + 64 * 1024
 _MOST_IDLE = 32
-_RIGHTS_BYTES = socket.CMSG_SPACE(struct.calcsize("i"))
-_CLOSE_ON_EXEC = socket.MSG_CMSG_CLOEXEC
-_DESCRIPTOR = struct.Struct("i")
 
 
 class FrameSink(Protocol):
@@ -114,18 +102,14 @@ class LaneIn:
         rate: LinkRate,
         on_lost: Callable[[Exception], None],
     ) -> None:
-        tune(connected)
-        connected.setblocking(False)
+        self._connection = InConnection(connected)
         self._node = node
         self._rate = rate
-        self._socket = connected
-        self._crosses_a_wire = crosses_a_wire(connected)
         self._thread = thread
         self._sink = sink
         self._payloads = payloads
         self._counters = counters
         self._on_lost = on_lost
-        self._files = ReceivedFiles()
         self._stage = bytearray(_STAGE_BYTES)
         self._view = memoryview(self._stage)
         self._filled = 0
@@ -135,19 +119,19 @@ class LaneIn:
         """Begin, with bytes that came with the answer to the dial."""
         self._filled = len(early)
         self._view[: len(early)] = early
-        self._thread.register(self._socket.fileno(), self._serve)
+        connection = self._connection
+        self._thread.register(connection.socket, self._serve)
         try:
-            if self._payloads.files_come and not self._crosses_a_wire:
-                self._socket.send(TAKES_FILES)
+            if self._payloads.files_come and not connection.crosses_a_wire:
+                connection.acknowledge(0)  # nothing new: the sender may pass files now
             self._take_frames()
         except (OSError, FrameError) as error:
             self._on_lost(error)
 
     def close(self) -> None:
         """End the connection."""
-        self._thread.unregister(self._socket.fileno())
-        self._socket.close()
-        self._files.close()
+        self._thread.unregister(self._connection.socket)
+        self._connection.close()
 
     def let_go(self) -> None:
         """Write to no memory any more that the sink has given."""
@@ -157,30 +141,20 @@ class LaneIn:
             long.is_there = False
 
     def _serve(self, _events: int) -> None:
-        connected = self._socket
+        connection = self._connection
         try:
             if self._long is None:
-                self._filled += self._received_with_files(connected)
+                self._filled += connection.receive_into(self._view[self._filled :])
                 self._take_frames()
             # Behind the stage: what is there already of a long frame need not wait for its turn.
             while (long := self._long) is not None:
-                long.got += _received(connected, long.payload[long.got :])
+                count = connection.receive_into(long.payload[long.got :])
+                if not count:
+                    return
+                long.got += count
                 self._take_if_whole(long)
-        except BlockingIOError:
-            return
         except (OSError, EOFError, FrameError) as error:
             self._on_lost(error)
-
-    def _received_with_files(self, connected: socket.socket) -> int:
-        room = self._view[self._filled :]
-        if self._crosses_a_wire:
-            return _received(connected, room)
-        count, rights, _, _ = connected.recvmsg_into([room], _RIGHTS_BYTES, _CLOSE_ON_EXEC)
-        for _, _, data in rights:
-            self._files.add([each for (each,) in _DESCRIPTOR.iter_unpack(data)])
-        if not count:
-            raise EOFError("the peer has closed the connection")
-        return count
 
     def _take_frames(self) -> None:
         """Take the frames that are in the stage; the last may be a long one that goes on."""
@@ -212,7 +186,7 @@ class LaneIn:
         payload[: incoming.got] = self._view[start : self._filled]
         self._long = incoming
         missing = header.length - incoming.got
-        self._rate.begin(missing, crosses_a_wire=self._crosses_a_wire)
+        self._rate.begin(missing, crosses_a_wire=self._connection.crosses_a_wire)
         return self._filled
 
     def _take_if_whole(self, incoming: Incoming) -> None:
@@ -232,19 +206,8 @@ class LaneIn:
 
     def _shared(self, header: FrameHeader, payload: Payload) -> tuple[FrameHeader, Payload]:
         """Return the frame that one stands for whose payload lies in memory of the sender."""
-        if header.length != RANGE_SIZE:
-            raise FrameError(f"frame {header.number} cannot have its payload in shared memory")
-        found = SharedRange.unpack(payload)
         try:
-            memory = self._files.memory(header.number, found)
+            return self._connection.shared(header, payload)
         except MissingFile:
             self._payloads.files_come = False
             raise
-        return header._replace(type=FrameType.DATA, length=found.nbytes), memory.numpy().data
-
-
-def _received(connected: socket.socket, view: memoryview) -> int:
-    count = connected.recv_into(view)
-    if not count:
-        raise EOFError("the peer has closed the connection")
-    return count

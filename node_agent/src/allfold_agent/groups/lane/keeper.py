@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from allfold_agent.edges.connections import EdgeCounters
-from allfold_agent.edges.incoming import LinkRate
+from allfold_agent.edges.link_rate import LinkRate
 from allfold_agent.edges.opening import EdgeRequest
 from allfold_agent.groups.epoch import GroupEpoch, NodeResources
 from allfold_agent.groups.lane.exchange import LaneExchange, RankInput

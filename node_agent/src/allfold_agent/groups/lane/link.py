@@ -13,7 +13,7 @@ from collections.abc import Callable
 from time import monotonic
 
 from allfold_agent.edges.connections import EdgeCounters
-from allfold_agent.edges.incoming import LinkRate
+from allfold_agent.edges.link_rate import LinkRate
 from allfold_agent.groups.lane.incoming import FrameSink, LaneIn, Payloads
 from allfold_agent.groups.lane.outgoing import LaneOut
 from allfold_agent.runtime.lane_thread import LaneThread

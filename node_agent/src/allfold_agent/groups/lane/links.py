@@ -10,14 +10,13 @@ from threading import Event
 
 from allfold_agent.edges.connections import EdgeCounters
 from allfold_agent.edges.edges import DialFrom
-from allfold_agent.edges.incoming import LinkRate
+from allfold_agent.edges.link_rate import LinkRate
 from allfold_agent.edges.members import GroupLife, GroupNodes
 from allfold_agent.edges.opening import EdgeOpener, EdgeRequest, Traffic
 from allfold_agent.groups.lane.incoming import FrameSink, Payloads
 from allfold_agent.groups.lane.link import LaneDoor, LaneLink
 from allfold_agent.groups.lane.outgoing import LaneOut
 from allfold_agent.runtime.lane_thread import LaneThread
-from allfold_agent.runtime.threads import start_thread
 from allfold_core.errors import AllfoldError, PeerLost
 
 log = logging.getLogger(__name__)
@@ -114,7 +113,7 @@ class LaneLinks:
         return link
 
     def _open(self, life: GroupLife) -> None:
-        """Dial a node, in a thread of its own as that may take long."""
+        """Dial a node."""
         node, closed = life[0], Event()
         lives = (self._members.name_of_life(node), self._members.name_of_life(self._me))
         request = EdgeRequest(
@@ -122,21 +121,13 @@ class LaneLinks:
         )
         dial = self._dial(request, self._members[node].data_address)
         opener = EdgeOpener(f"{self._group}-{node}-{self._me}-short", dial, closed)
-        self._dialling[life] = closed
+        take, give_up = partial(self._take_in, life), partial(self._give_up, life, closed)
+        opener.open_in_thread(0, self._thread, take, give_up)
+        self._dialling[life] = closed  # not where there was no thread: the next wish tries again
 
-        def open_it() -> None:
-            try:
-                connected, early = opener.open(0)
-            except AllfoldError as error:
-                log.info("group '%s' has no short lane to node %s: %s", self._group, node, error)
-                self._thread.call(partial(self._give_up, life, closed))
-            else:
-                self._thread.call(partial(self._take_in, life, connected, early))
-
-        start_thread(open_it, f"allfold-dial-{self._group}-{node}")
-
-    def _give_up(self, life: GroupLife, closed: Event) -> None:
+    def _give_up(self, life: GroupLife, closed: Event, error: AllfoldError) -> None:
         """The next wish for the link dials anew."""
+        log.info("group '%s' has no short lane to node %s: %s", self._group, life[0], error)
         if self._dialling.get(life) is closed:
             del self._dialling[life]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import struct
 from collections import deque
 from collections.abc import Callable
 from itertools import islice
@@ -11,18 +10,14 @@ from itertools import islice
 import xxhash
 
 from allfold_agent.edges.connections import EdgeCounters, tune
-from allfold_agent.edges.outgoing import SentFiles, SharedMemory
+from allfold_agent.edges.outgoing import SentFiles, SharedMemory, rights
 from allfold_agent.runtime.lane_thread import READABLE, WRITABLE, LaneThread
 from allfold_agent.runtime.tunnels import crosses_a_wire
-from allfold_core.protocol.frames import HEADER_SIZE, FrameHeader, FrameType, SharedRange
-
-TAKES_FILES = b"f"
-"""The receiver's message to a sender on its machine that it may pass files."""
+from allfold_core.protocol.frames import ACK, HEADER_SIZE, FrameHeader, FrameType
 
 # What is shorter is sent itself, to a node on this machine as well.
 _SHARED_BYTES = 32 * 1024
 _MOST_PIECES_AT_ONCE = 64
-_DESCRIPTOR = struct.Struct("i")
 
 Payload = memoryview | bytearray
 FilePlace = tuple[SharedMemory, int]
@@ -96,7 +91,10 @@ class LaneOut:
         files = self._files
         if place is not None and files is not None and _is_shared(place, nbytes):
             kind = FrameType.SHARED
-            payload, descriptor = _range_of(files, *place, nbytes)
+            found, descriptor = files.range_of(*place, nbytes)
+            payload = bytearray(found.pack())
+            if descriptor >= 0:
+                files.add(place[0])
         elif self._crosses_a_wire:
             digest = xxhash.xxh3_64_intdigest(payload)
         number, self._number = self._number, self._number + 1
@@ -107,7 +105,7 @@ class LaneOut:
             self._unsent += ((memoryview(header), descriptor), (memoryview(payload), -1))
             return
         try:
-            sent = out.sendmsg((header, payload), _rights(descriptor))
+            sent = out.sendmsg((header, payload), rights(descriptor))
         except BlockingIOError:
             sent = 0
         except OSError as error:
@@ -137,7 +135,7 @@ class LaneOut:
             if file >= 0:
                 break
             pieces.append(piece)
-        self._drop_sent(out.sendmsg(pieces, _rights(descriptor)))
+        self._drop_sent(out.sendmsg(pieces, rights(descriptor)))
 
     def _serve(self, events: int) -> None:
         out = self.socket
@@ -154,32 +152,13 @@ class LaneOut:
             self._on_lost(error)
 
     def _hear(self, out: socket.socket) -> None:
-        said = out.recv(1)
+        said = out.recv(ACK.size)
         if not said:
             raise EOFError("the peer has closed the connection")
-        if said == TAKES_FILES and not self._crosses_a_wire:
+        if said == ACK.pack(0) and not self._crosses_a_wire:
             self._files = SentFiles()
 
 
 def _is_shared(place: FilePlace, nbytes: int) -> bool:
     """Return True if a payload is long enough to be read in its file, and there is one."""
     return nbytes >= _SHARED_BYTES and place[0].file is not None
-
-
-def _range_of(
-    files: SentFiles, memory: SharedMemory, start: int, nbytes: int
-) -> tuple[bytearray, int]:
-    """Say where a payload lies; returns that, and the descriptor that has to go with it, or -1."""
-    slot = files.slot_of(memory)
-    found = SharedRange(files.next_slot if slot is None else slot, slot is None, start, nbytes)
-    if slot is not None:
-        return bytearray(found.pack()), -1
-    assert memory.file is not None
-    files.add(memory)
-    return bytearray(found.pack()), memory.file
-
-
-def _rights(descriptor: int) -> list[tuple[int, int, bytes]]:
-    if descriptor < 0:
-        return []
-    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, _DESCRIPTOR.pack(descriptor))]
