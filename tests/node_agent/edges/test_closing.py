@@ -13,11 +13,12 @@ import torch
 
 from allfold_agent.edges.in_edge import InEdge
 from allfold_agent.edges.out_edge import OutEdge
+from allfold_agent.edges.outgoing import Payload, PayloadSource
 from allfold_agent.execution.transfers import SliceLanding
 from allfold_agent.p2p.messages import content_frames
 from allfold_agent.runtime.reactor import Action, Reactor
 from allfold_core.errors import PeerLost
-from allfold_core.protocol.frames import ACK, HEADER_SIZE
+from allfold_core.protocol.frames import ACK, HEADER_SIZE, FrameHeader
 from allfold_core.schedules.schedule import Receive, Send, Slice
 from tests.node_agent.edges.edge_ends import DEADLINE, KIB, Feed, Side, frames_of
 from tests.support.fakes.damaged_wire import tcp_pair
@@ -60,6 +61,69 @@ def test_a_sender_that_nobody_reads_from_ends_when_it_is_closed(reactor: Reactor
         wait_until(lambda: edge.counters.frames, "the first frames are written", DEADLINE)
         edge.close()
         wait_until(lambda: theirs.fileno() < 0, "its connection is closed", DEADLINE)
+
+
+class Failing:
+    """Memory that cannot be read so many times, as there is none for its copy."""
+
+    def __init__(self, source: PayloadSource, times: int) -> None:
+        self._take, self._times = source.take, times
+        source.take = self.take  # type: ignore[method-assign]
+
+    def take(self) -> Payload | None:
+        payload = self._take()
+        if payload is not None:
+            read = payload.read
+            payload.read = lambda: self._read(read)
+        return payload
+
+    def _read(self, read: Callable[[], memoryview | bytes]) -> memoryview | bytes:
+        self._times -= 1
+        if self._times >= 0:
+            raise MemoryError
+        return read()
+
+
+def test_a_frame_that_could_not_be_made_goes_out_on_the_next_connection(reactor: Reactor) -> None:
+    """An edge that stayed as it is would send nothing any more."""
+    edge = OutEdge("b", reactor)
+    source = content_frames(7, torch.arange(100, dtype=torch.uint8))
+    Failing(source, times=1)
+    edge.enqueue(source)
+    first, theirs = socket.socketpair()
+    with first:
+        edge.attach(0)(theirs)
+        wait_until(lambda: theirs.fileno() < 0, "its connection is closed", DEADLINE)
+    second, theirs = socket.socketpair()
+    second.settimeout(DEADLINE)
+    with second:
+        edge.attach(0)(theirs)
+        header = FrameHeader.unpack(second.recv(HEADER_SIZE, socket.MSG_WAITALL))
+        assert (header.number, header.length) == (0, 100)
+        assert second.recv(100, socket.MSG_WAITALL) == bytes(range(100))
+        edge.close()
+
+
+def test_an_edge_whose_frame_can_never_be_made_is_refused_to_its_peer(reactor: Reactor) -> None:
+    edge = OutEdge("b", reactor)
+    source = content_frames(7, torch.arange(100, dtype=torch.uint8))
+    Failing(source, times=100)
+    edge.enqueue(source)
+
+    def is_refused() -> bool:
+        ours, theirs = socket.socketpair()
+        with ours:
+            try:
+                take = edge.attach(0)
+            except PeerLost as error:
+                theirs.close()
+                return "cannot be sent the next frame" in str(error)
+            take(theirs)
+            wait_until(lambda: theirs.fileno() < 0, "its connection is closed", DEADLINE)
+        return False
+
+    wait_until(is_refused, "the edge takes no connection any more", DEADLINE)
+    edge.close()
 
 
 def test_a_frame_that_has_arrived_is_acknowledged_before_its_edge_ends(reactor: Reactor) -> None:

@@ -279,9 +279,9 @@ def test_an_op_does_not_succeed_where_a_part_of_its_result_could_not_be_handed_o
 
 def is_in_the_sockets(edge: OutEdge) -> bool:
     """Tell if its first frame was written, or waits for room."""
-    if not edge._unacked or edge._connection is None:
+    if not edge._frames.unacked or edge._connection is None:
         return False
-    return edge._unacked[0].counted or not select([], [edge._connection.socket], [], 0)[1]
+    return edge._frames.unacked[0].counted or not select([], [edge._connection.socket], [], 0)[1]
 
 
 def test_what_a_rank_writes_after_its_op_has_failed_is_in_nobodys_result() -> None:

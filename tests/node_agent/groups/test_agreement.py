@@ -35,6 +35,8 @@ class Effects:
 
     def close_lane(self) -> None: ...
 
+    def resume_edges(self) -> None: ...
+
 
 class Node(Agreement):
     """The agreement on one node, and what it has sent."""

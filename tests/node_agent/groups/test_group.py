@@ -306,4 +306,4 @@ def test_thousands_of_small_frames_are_let_go_of_when_they_have_come() -> None:
             local.call_all(seq, [[1.0], [2.0]], strategy="tree(2)")
             assert [rank.outcome() for rank in local.ranks] == [(seq, None)] * 2
         for group, other in ((0, 1), (1, 0)):
-            assert len(local.groups[group].edges.out(f"node{other}")._unacked) < 200
+            assert len(local.groups[group].edges.out(f"node{other}")._frames.unacked) < 200

@@ -66,7 +66,7 @@ def acknowledged(local: LocalGroups) -> int:
 def await_frames_at_the_receiver(local: LocalGroups) -> None:
     """Until node 0 has sent something that node 1 does not take."""
     edge = local.groups[0].edges.out("node1")
-    wait_until(lambda: edge._next_number > received(local), "a frame is on its way")
+    wait_until(lambda: edge._frames.next_number > received(local), "a frame is on its way")
 
 
 def test_an_edge_goes_on_in_the_next_epochs_with_its_connection_and_its_numbers(

@@ -160,7 +160,7 @@ def test_an_offer_of_a_lost_rank_that_comes_late_is_for_nobody() -> None:
         moved = local.groups[0].p2p.edges.frames_moved
         before = moved("node2")
         out = local.groups[2].p2p.edges.out("node0")
-        wait_until(lambda: out._next_number, "the offer is on its way")
+        wait_until(lambda: out._frames.next_number, "the offer is on its way")
         lose(local, 2)
         dam.opened.set()
         wait_until(lambda: moved("node2") > before, "the offer is there")

@@ -1,6 +1,7 @@
 """The fold of short chunks, with NumPy: its first call after a pause takes a third of torch's.
 
-The results have the same bits as those of :class:`allfold_agent.arithmetic.kernels.Arithmetic`.
+The results have the same bits as those of :class:`allfold_agent.arithmetic.kernels.Arithmetic`, but
+for the payloads of NaNs.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ ARRAY_DTYPES: dict[DType, np.dtype[Any]] = {
 
 def array_fold(arithmetic: Arithmetic) -> ArrayFold:
     """Return the fold of arrays of an op's accumulation type."""
-    return (_BitsFold if arithmetic.kept_type is DType.BFLOAT16 else ArrayFold)(arithmetic)
+    is_ordered = arithmetic.reduce_op in (ReduceOp.MIN, ReduceOp.MAX)
+    is_torchs = is_ordered and arithmetic.kept_type.is_float
+    return (_TensorFold if is_torchs else ArrayFold)(arithmetic)
 
 
 class ArrayFold:
@@ -74,12 +77,11 @@ class ArrayFold:
         np.divide(sums, self._arithmetic.divisor, out=out)
 
 
-class _BitsFold(ArrayFold):
-    """The fold of bfloat16 elements where none is converted: the least or the greatest."""
+class _TensorFold(ArrayFold):
+    """The least or the greatest of floats: which of two zeros that is, NumPy decides otherwise."""
 
     def fold(self, out: Array, operands: Sequence[Array]) -> None:
-        self._arithmetic.fold(_halves(out), [_halves(each) for each in operands])
+        self._arithmetic.fold(self._tensor(out), [self._tensor(each) for each in operands])
 
-
-def _halves(bits: Array) -> torch.Tensor:
-    return torch.from_numpy(bits).view(torch.bfloat16)
+    def _tensor(self, elements: Array) -> torch.Tensor:
+        return torch.from_numpy(elements).view(self._arithmetic.kept_dtype)

@@ -337,9 +337,8 @@ class IncomingFrames:
         self.count_in(header.length, scrapped=landing is None)
         if self._unacked_bytes >= _ACK_BYTES or self._unacked_frames >= _ACK_FRAMES:
             self._acknowledge()
-        elif not self._ack_is_due:
-            self._ack_is_due = True
-            self._reactor.later(_ACK_SECONDS, self._acknowledge_late)
+        else:
+            self._acknowledge_soon()
 
     def _verify(self, header: FrameHeader, payload: memoryview) -> None:
         """Compare a payload with its digest and count it; :class:`DamagedPayload` if they differ.
@@ -361,6 +360,11 @@ class IncomingFrames:
 
     # Acknowledgements
 
+    def _acknowledge_soon(self) -> None:
+        if not self._ack_is_due:
+            self._ack_is_due = True
+            self._reactor.later(_ACK_SECONDS, self._acknowledge_late)
+
     def _acknowledge_late(self) -> None:
         self._ack_is_due = False
         if self._connection is not None and self._unacked_frames:
@@ -371,6 +375,8 @@ class IncomingFrames:
         connection = self._connection
         if connection is None:
             return
-        self._unacked_bytes = self._unacked_frames = 0
-        if not connection.acknowledge(self.expected):
-            log.debug("edge %s: no room for an acknowledgement; a later one covers it", self._name)
+        if connection.acknowledge(self.expected):
+            self._unacked_bytes = self._unacked_frames = 0
+            return
+        log.debug("edge %s: no room for an acknowledgement; a later one covers it", self._name)
+        self._acknowledge_soon()

@@ -26,7 +26,7 @@ from allfold_agent.edges.connections import (
     EdgeCounters,
     OutConnection,
 )
-from allfold_agent.edges.outgoing import OutgoingFrame, PayloadSource, SendQueue
+from allfold_agent.edges.outgoing import OutgoingFrame, PayloadSource, SendQueue, SentFrames
 from allfold_agent.runtime.locks import make_rlock
 from allfold_agent.runtime.reactor import WRITABLE, Reactor
 from allfold_core.errors import InvalidArgument, PeerLost
@@ -36,6 +36,10 @@ log = logging.getLogger(__name__)
 
 # After so much it is the turn of others: whoever has made frames ready must not be kept for long.
 _TURN_BYTES = 1 << 20
+# For where a payload lies: to say that takes as long as to write so much.
+_SHARED_BYTES = 16 * 1024
+# So often a frame may fail to be made.
+_MOST_FAILURES = 5
 # Acknowledgements are read when there may be so many, before a frame so long, and so often.
 _MANY_UNACKED = 64
 _LONG_BYTES = 64 * 1024
@@ -61,15 +65,14 @@ class OutEdge:
         self._lock = make_rlock("out edge")
         self._changed = Condition(self._lock)
         self._queue = SendQueue()
-        self._unacked: deque[OutgoingFrame] = deque()
-        self._resend: deque[OutgoingFrame] = deque()
+        self._frames = SentFrames()
         self._partial: tuple[OutgoingFrame, int] | None = None
-        self._next_number = 0
         self._connection: OutConnection | None = None
         self._broke_at: float | None = None
         self._lost_at = monotonic()  # one that was never opened may be opened yet
         self._dropped: list[OutConnection] = []
         self._busy = False
+        self._failures = 0
         self._closed = False
         self._look_is_due = False
         self._reactor = reactor
@@ -108,7 +111,22 @@ class OutEdge:
                 # The busy thread looks again before it rests, so nothing is forgotten.
                 return
             self._busy = True
-        self._send()
+        try:
+            self._send()
+        except Exception:  # noqa: BLE001 - it is logged there
+            self._fail()
+
+    def _fail(self) -> None:
+        """Go on after a frame could not be made, or what follows from it: on a new connection.
+
+        Else nothing would be sent any more, whatever else waits. A frame that cannot be made at all
+        leaves the peer without a connection, and its op comes to its deadline.
+        """
+        log.exception("edge to node %s: a frame cannot be sent", self.destination)
+        with self._lock:
+            self._failures += 1
+            self._drop_connection()
+            self._rest()
 
     def wake(self) -> None:
         """Have the reactor send what has become ready, and let go of what has arrived."""
@@ -124,11 +142,14 @@ class OutEdge:
         with self._lock:
             if self._closed:
                 raise PeerLost("this edge is closed: its node has ended the group")
-            oldest = self._unacked[0].number if self._unacked else self._next_number
-            if not oldest <= from_frame <= self._next_number:
+            if self._failures > _MOST_FAILURES:
+                raise PeerLost(
+                    f"node {self.destination} cannot be sent the next frame of this edge"
+                )
+            oldest, newest = self._frames.oldest, self._frames.next_number
+            if not oldest <= from_frame <= newest:
                 raise InvalidArgument(
-                    f"this edge can resume from frames {oldest} to {self._next_number}, "
-                    f"not from {from_frame}"
+                    f"this edge can resume from frames {oldest} to {newest}, not from {from_frame}"
                 )
         return lambda connected: self._take(connected, from_frame)
 
@@ -157,12 +178,7 @@ class OutEdge:
             self._drop_connection()
             # Who writes fails now, and must not find the memory gone.
             self._changed.wait_for(lambda: not self._busy, timeout=_CLOSE_SECONDS)
-            for frame in self._unacked:
-                if frame.content.is_shared:
-                    # The receiver may yet read it, so it must not be used again. It goes when
-                    # nobody has it mapped any more.
-                    frame.content.buffer = None
-            self._release_acknowledged(self._next_number)
+            self._frames.release_all()
 
     # Connection
 
@@ -172,11 +188,11 @@ class OutEdge:
                 connected.close()
                 return
             self._drop_connection()
-            self._release_acknowledged(from_frame)
+            self._frames.release(from_frame)
             if self._broke_at is not None:
                 seconds, self._broke_at = monotonic() - self._broke_at, None
                 log.info("edge to node %s is back, after %.1f s", self.destination, seconds)
-            self._resend = deque(self._unacked)
+            self._frames.resend = deque(self._frames.unacked)
             self._partial = None
             connection = OutConnection(connected, from_frame, self._reactor, self._serve)
             self._connection = connection
@@ -214,7 +230,7 @@ class OutEdge:
         with self._lock:
             if self._connection is not connection:
                 return
-            if self._unacked or self._queue.head() is not None:
+            if self._frames.unacked or self._queue.head() is not None:
                 log.info("edge to node %s broke, waiting for it: %s", self.destination, error)
                 self._broke_at = monotonic()
             else:  # mostly the end of the group
@@ -251,8 +267,7 @@ class OutEdge:
             except OSError as error:  # the frame is kept for a new connection
                 self._lost(connection, error)
                 continue
-            if not connection.shares(frame):
-                left -= written - sent
+            left -= _SHARED_BYTES if connection.shares(frame) else written - sent
             if written == len(frame.header) + len(frame.payload):
                 self._sent(frame)
             elif not self._keep(connection, frame, written, is_full=left > 0):
@@ -279,14 +294,14 @@ class OutEdge:
         if self._partial is not None:
             partial, self._partial = self._partial, None
             return partial
-        if self._resend:
-            return self._resend.popleft(), 0
+        if self._frames.resend:
+            return self._frames.resend.popleft(), 0
         head = self._queue.head()
         if head is None:
             return None, 0
-        if len(self._unacked) >= _MANY_UNACKED or head.next_size() >= _LONG_BYTES:
+        if len(self._frames.unacked) >= _MANY_UNACKED or head.next_size() >= _LONG_BYTES:
             self._drain_acks()
-        return self._frame_of(head), 0
+        return self._frames.take(head), 0
 
     def _rest(self) -> None:
         self._busy = False
@@ -294,16 +309,6 @@ class OutEdge:
         self._close_dropped()
         if self._closed:
             self._changed.notify_all()
-
-    def _frame_of(self, head: PayloadSource) -> OutgoingFrame | None:
-        """The next frame of a source; ``None`` where it is not ready."""
-        content = head.take()
-        if content is None:
-            return None
-        frame = OutgoingFrame(self._next_number, head, content)
-        self._unacked.append(frame)
-        self._next_number += 1
-        return frame
 
     def _fill(self, frame: OutgoingFrame, connection: OutConnection) -> None:
         """Give a frame its bytes; outside the lock, because the digest takes its time.
@@ -341,7 +346,7 @@ class OutEdge:
     # Acknowledgements. Memory waits for them, but each by itself is not worth being woken for.
 
     def _look_later(self) -> None:
-        if self._unacked and not self._look_is_due:
+        if self._frames.unacked and not self._look_is_due:
             self._look_is_due = True
             self._reactor.later(_LOOK_SECONDS, self._look)
 
@@ -355,7 +360,7 @@ class OutEdge:
         """Return the number of frames that the receiver is known to have."""
         with self._lock:
             self._drain_acks()
-            return self._unacked[0].number if self._unacked else self._next_number
+            return self._frames.oldest
 
     def last_heard(self) -> float:
         """Return when the receiver last acknowledged something (monotonic); ``-inf`` if unknown."""
@@ -365,7 +370,7 @@ class OutEdge:
 
     def _unsent_or_unacked(self) -> bool:
         self._drain_acks()
-        return self._queue.head() is not None or bool(self._unacked)
+        return self._queue.head() is not None or bool(self._frames.unacked)
 
     def _drain_acks(self) -> None:
         """Read what the receiver has acknowledged so far, without waiting."""
@@ -381,8 +386,10 @@ class OutEdge:
                 self._note_ack(expected)
 
     def _note_ack(self, expected: int) -> None:
-        if expected <= self._next_number:
-            self._release_acknowledged(expected)
+        if expected <= self._frames.next_number:
+            self._frames.release(expected)
+            if not self._frames.unacked:
+                self._changed.notify_all()  # somebody may wait for that
             return
         log.warning(
             "edge to node %s: an acknowledgement of frame %d, which was never sent",
@@ -390,10 +397,3 @@ class OutEdge:
             expected - 1,
         )
         self._drop_connection()
-
-    def _release_acknowledged(self, expected: int) -> None:
-        while self._unacked and self._unacked[0].number < expected:
-            frame = self._unacked.popleft()
-            if frame.content.buffer is not None:
-                frame.content.buffer.release()
-        self._resend = deque(frame for frame in self._resend if frame.number >= expected)

@@ -168,3 +168,50 @@ class OutgoingFrame:
     header: bytes = b""
     payload: memoryview | bytes = b""
     counted: bool = False
+
+
+class SentFrames:
+    """The frames of an edge in their order, as long as the receiver has not acknowledged them.
+
+    The edge's lock protects it.
+
+    Attributes:
+        unacked: those.
+        resend: of these, the ones that have to go out again on a new connection.
+        next_number: of the frame that is taken next.
+    """
+
+    def __init__(self) -> None:
+        self.unacked: deque[OutgoingFrame] = deque()
+        self.resend: deque[OutgoingFrame] = deque()
+        self.next_number = 0
+
+    @property
+    def oldest(self) -> int:
+        """The number of the first frame that the receiver is not known to have."""
+        return self.unacked[0].number if self.unacked else self.next_number
+
+    def take(self, source: PayloadSource) -> OutgoingFrame | None:
+        """Take the next frame of a source; ``None`` where it is not ready."""
+        content = source.take()
+        if content is None:
+            return None
+        frame = OutgoingFrame(self.next_number, source, content)
+        self.unacked.append(frame)
+        self.next_number += 1
+        return frame
+
+    def release(self, expected: int) -> None:
+        """Let go of the frames before this one, which the receiver has."""
+        while self.unacked and self.unacked[0].number < expected:
+            frame = self.unacked.popleft()
+            if frame.content.buffer is not None:
+                frame.content.buffer.release()
+        self.resend = deque(frame for frame in self.resend if frame.number >= expected)
+
+    def release_all(self) -> None:
+        """Let go of all frames; what a receiver may yet read is not to be used again."""
+        for frame in self.unacked:
+            if frame.content.is_shared:
+                frame.content.buffer = None  # it goes when nobody has it mapped any more
+        self.release(self.next_number)

@@ -60,6 +60,9 @@ class Effects(Protocol):
     def close_lane(self) -> None:
         """Make all that the ranks do by themselves ops of the agreement: it has to report."""
 
+    def resume_edges(self) -> None:
+        """Look again at frames that wait for an op: it may have got an outcome without them."""
+
 
 class Agreement:
     """One node's machines of one group, and the messages between them and those of other nodes.
@@ -344,6 +347,7 @@ class Agreement:
             return
         log.debug("group '%s': round %d is installed", self._policy.group, install.round)
         self._follow(self.machine.install(install))
+        self._effects.resume_edges()
         self._doubts = {
             seq: each
             for seq, each in self._doubts.items()

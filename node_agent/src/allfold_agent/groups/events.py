@@ -240,6 +240,10 @@ class Decisions:
         """Make all that the ranks do by themselves ops of the agreement."""
         self._group.lanes.close()
 
+    def resume_edges(self) -> None:
+        """Look again at frames that wait for an op: it may have got an outcome without them."""
+        self._group.events.add_due(self._group.edges.resume_all)
+
     def is_settled(self, seq: int) -> bool:
         """Return True if all local ranks have called an op, or it is over."""
         op = self._group.table.in_flight.get(seq)

@@ -134,7 +134,7 @@ class OpRuns:
         op.next_step = None
         if op.result is not None:
             op.result.release()
-            op.result = None
+            op.result, op.is_fetched = None, False
         if waiting:
             return
         if op.leaving:  # what was prepared since has not begun

@@ -55,7 +55,7 @@ class EventLoop:
 
     def is_current(self) -> bool:
         """Return True in the loop's own thread."""
-        return get_ident() == self._ident
+        return not self._closing and get_ident() == self._ident  # another thread may get the ident
 
     def call(self, task: Action) -> None:
         """Do something soon, in the loop's thread; from any thread, and without waiting."""
