@@ -21,7 +21,13 @@ BOTH = Term(2, 0, ("a", "b"), (1, 2))
 
 
 class Effects:
-    """Does nothing of what an agreement says."""
+    """Does nothing of what an agreement says.
+
+    Attributes:
+        resumed: how often frames that wait were to be looked at.
+    """
+
+    resumed = 0
 
     def carry_out(self, instruction: Instruction) -> None: ...
 
@@ -35,7 +41,8 @@ class Effects:
 
     def close_lane(self) -> None: ...
 
-    def resume_edges(self) -> None: ...
+    def resume_edges(self) -> None:
+        self.resumed += 1
 
 
 class Node(Agreement):
@@ -44,13 +51,14 @@ class Node(Agreement):
     def __init__(self, name: str, term: Term, epoch: Epoch) -> None:
         self.name = name
         self.sent: list[tuple[str, LinkMessageType, dict[str, Any]]] = []
+        self.effects = Effects()
         super().__init__(
             name,
             POLICY,
             term,
             epoch,
             EventQueue(name, OpTable()),
-            Effects(),
+            self.effects,
             lambda *each: self.sent.append(each),
             Hindrances(),
         )
@@ -84,6 +92,21 @@ def deliver(source: Node, node: Node) -> None:
     source.sent = [each for each in source.sent if each[0] != node.name]
     for _, kind, body in messages:
         node.receive(source.name, kind, body)
+
+
+def test_frames_that_wait_are_looked_at_after_a_round_though_the_epoch_stays() -> None:
+    """They may be of an op that has got an outcome without them, and nobody here has called."""
+    leader, other = Node("a", BOTH, FIRST), Node("b", BOTH, FIRST)
+    for each in (leader, other):
+        each.begin()
+    leader.wish_for_lane(wished=True)
+    other.wish_for_lane(wished=True)
+    before = other.effects.resumed
+    for _ in range(4):
+        deliver(other, leader)
+        deliver(leader, other)
+    assert other.machine.epoch == FIRST
+    assert other.effects.resumed > before
 
 
 def test_a_rank_joins_though_its_leader_may_not_take_the_term_when_the_rank_asks() -> None:
