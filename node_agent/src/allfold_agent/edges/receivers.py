@@ -50,7 +50,7 @@ class Sink(Protocol[LandingT]):
 
 
 class NotYet(Exception):
-    """What a frame is for has not begun here. Its edge is resumed when that may have changed."""
+    """The op of a frame has not begun here. Its edge is resumed when that may have changed."""
 
 
 class Receiver(Protocol):

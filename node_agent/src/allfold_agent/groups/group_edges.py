@@ -170,6 +170,5 @@ class GroupEdges:
         with table.lock:
             # Only now: until then peers may dial again for what they are owed.
             self._closed = True
-            table.changed.notify_all()
         self.ops.close()
         self.p2p.close()

@@ -98,7 +98,6 @@ class OpRuns:
         if op.executor is None:  # all of it is here, and nothing can go wrong any more
             self._group.agreement.completed(op.seq, op.stamp, -1)
         else:
-            self._table.changed.notify_all()
             self._add_due(self._group.edges.resume_all)
             self._add_due(runner.start(op))
 
@@ -211,7 +210,6 @@ class OpRuns:
             return
         op.ended, op.error = True, unpacked(each.error)
         op.ordinal = each.ordinal
-        self._table.changed.notify_all()
         self._add_due(self._group.edges.resume_all)
         self._do_once_free(op, partial(self._outcomes.refuse, op))
 

@@ -31,7 +31,7 @@ class OpTable:
 
     Attributes:
         lock: held for every change of an op's state.
-        changed: notified when an op has been called, has started or has failed.
+        changed: notified when the members of the group may have changed.
         in_flight: the ops that a local rank has called and that are not over, by number.
     """
 

@@ -24,7 +24,7 @@ Action = Callable[[], None]
 
 
 class EventLoop:
-    """What a thread serves. What it calls must not wait.
+    """The descriptors and tasks of one thread. Nothing that it calls may wait.
 
     All but :meth:`call`, :meth:`close` and :meth:`modify` is for its own thread, or for before
     that starts.
