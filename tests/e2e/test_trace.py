@@ -16,6 +16,7 @@ from torch.distributed.flight_recorder.components.loader import read_dir
 from torch.distributed.flight_recorder.components.types import Collective, MatchState
 
 from tests.conformance import programs
+from tests.conformance.lane_status import await_lane
 from tests.support import trace_format
 from tests.support.processes.fixtures import pool_of_ranks, services_with
 from tests.support.processes.ranks import Job, RankPool, await_called, failures
@@ -25,7 +26,7 @@ Json = dict[str, Any]
 
 services = services_with("node0", "node1")
 pool = pool_of_ranks()
-# Ops of this size take the long lane, whose recording has no gaps.
+# Of ops of this size the recording has no gaps, whichever way they go.
 LARGE = [1 << 15]
 LATE_SECONDS = 0.3
 
@@ -59,8 +60,8 @@ def analysed(folder: Path) -> list[Collective]:
     return build_db(details, options, version).collectives
 
 
-def slices(trace: Json, name: str) -> dict[str, Json]:
-    """The slices of a name, by their thread and process."""
+def slices(trace: Json, name: str, since: float = 0.0) -> dict[str, Json]:
+    """The last slice of a name in each thread of each process, by the two, from a time on."""
     names = {
         (event["name"], event["pid"], event["tid"]): event["args"].get("name")
         for event in trace["traceEvents"]
@@ -69,15 +70,21 @@ def slices(trace: Json, name: str) -> dict[str, Json]:
     return {
         f"{names['process_name', event['pid'], 0]} "
         f"{names['thread_name', event['pid'], event['tid']]}": event
-        for event in trace["traceEvents"]
-        if event["ph"] == "X" and event["name"] == name
+        for event in sorted(trace["traceEvents"], key=lambda each: each.get("ts", 0.0))
+        if event["ph"] == "X" and event["name"] == name and event["ts"] >= since
     }
 
 
-def test_a_late_rank_is_late_in_the_trace_of_all_nodes(services: Services, pool: RankPool) -> None:
+@pytest.mark.parametrize("strategy", ["auto", "ring"], ids=["by the lane", "by messages"])
+def test_a_late_rank_is_late_in_the_trace_of_all_nodes(
+    services: Services, pool: RankPool, strategy: str
+) -> None:
+    options = {"shape": LARGE, "strategy": strategy}
     with pool.job((0, 0, 1, 1)) as job:
-        calls = [job.start(rank, programs.call, shape=LARGE) for rank in (0, 1, 2)]
-        calls.append(job.start(3, programs.call, shape=LARGE, delay=LATE_SECONDS))
+        if strategy == "auto":
+            await_lane(services, job)
+        calls = [job.start(rank, programs.call, **options) for rank in (0, 1, 2)]
+        calls.append(job.start(3, programs.call, **options, delay=LATE_SECONDS))
         for call in calls:
             call.result()
         trace = trace_format.parse(allfold_trace(services, "--group", job.name, "--output", "-"))
@@ -95,9 +102,28 @@ def test_a_late_rank_is_late_in_the_trace_of_all_nodes(services: Services, pool:
     # Nothing begins on the node before its last rank has called; the rest has waited for it.
     assert found["node node1 exchange"]["ts"] >= late
     assert all(late > each for each in earlier)
-    waits = slices(trace, "wait for rank 3")
+    assert len({each["args"]["seq"] for each in found.values()}) == 1
+    assert slices(trace, "until data of node node1").keys() == {"node node0 exchange"}
+    first = min(each["ts"] for each in found.values())
+    waits = slices(trace, "wait for rank 3", since=first)
     assert list(waits) == ["node node1 rank 2"]
     assert waits["node node1 rank 2"]["dur"] > found["node node1 rank 3"]["dur"]
+
+
+def test_between_nodes_no_op_longer_than_a_slot_is_left_out(
+    services: Services, pool: RankPool
+) -> None:
+    count = 40  # more than the page has slots
+    with pool.job((0, 1)) as job:
+        await_lane(services, job)
+        job.run(programs.calls, count=count, shape=LARGE)
+        trace = trace_format.parse(allfold_trace(services, "--group", job.name, "--output", "-"))
+    long_ops = {
+        (event["pid"], event["args"]["seq"])
+        for event in trace["traceEvents"]
+        if event["ph"] == "X" and event.get("args", {}).get("bytes") == 4 * LARGE[0]
+    }
+    assert len(long_ops) == 2 * count
 
 
 def test_a_healthy_job_is_all_matched_for_torch(

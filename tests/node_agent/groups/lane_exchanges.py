@@ -196,7 +196,7 @@ class Exchanges:
             self.pools[node],
             cast(LaneThread, self.threads[node]),
             self.troubles[node].append,
-            lambda: None,
+            lambda _: None,
             lambda _: self.are_final,
             self.finals[node].append,
         )

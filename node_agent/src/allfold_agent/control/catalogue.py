@@ -5,8 +5,8 @@ from __future__ import annotations
 from allfold_service.metrics import Metric, counter, gauge, histogram
 
 _SAMPLED = (
-    "Ops in the short lane are done by ranks alone, so lane=short has a sample of them, up to the "
-    "last call; lane=long has all."
+    "lane=short has those between nodes of more than 64 KiB, and a sample of the others, which on "
+    "one node end with their last call; lane=long has all."
 )
 
 BUILD = gauge(

@@ -128,7 +128,7 @@ class _Drawing:
         limit = op.end if exchanged is None else exchanged
         for node, at in op.heard.items():
             self.events.slice(where, f"until data of node {node}", began, min(at, limit), {})
-        if settled is not None:
+        if settled is not None and settled != end:  # in the lane ranks take the result themselves
             self.events.slice(where, "hand out", settled, end, {})
         return where, began
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from functools import partial
-from time import monotonic
 
 from allfold_agent.groups.epoch import GroupEpoch
 from allfold_agent.groups.lane.kept_results import HeldResult, KeptResults
@@ -18,7 +17,7 @@ from allfold_agent.groups.lane.op_memory import Outgoing, Places, SharedBytes
 from allfold_agent.groups.lane.outgoing import Payload
 from allfold_agent.groups.lane.page import AgentPage, NextPost
 from allfold_agent.groups.lane.program import LaneProgram
-from allfold_agent.groups.lane.under_way import EarlyFrame, OpUnderWay
+from allfold_agent.groups.lane.under_way import EarlyFrame, OpTimes, OpUnderWay
 from allfold_agent.groups.outcomes import OpTable
 from allfold_agent.runtime.buffers import Buffer, BufferPool
 from allfold_agent.runtime.lane_thread import LaneThread
@@ -44,7 +43,8 @@ class LaneExchange:
 
     Args:
         trouble: called when an op cannot be done in the lane; from the lane's thread.
-        on_published: called when the local ranks have a result; from the lane's thread.
+        on_published: told of an op of which the local ranks have the result; from the lane's
+            thread.
         are_final: asked if all ops below a number are final on all nodes, if those of the lane are.
         on_final: told such a number now and then; from the lane's thread.
 
@@ -64,7 +64,7 @@ class LaneExchange:
         buffers: BufferPool,
         thread: LaneThread,
         trouble: Callable[[str], None],
-        on_published: Callable[[], None],
+        on_published: Callable[[OpUnderWay], None],
         are_final: Callable[[int], bool],
         on_final: Callable[[int], None],
     ) -> None:
@@ -89,7 +89,7 @@ class LaneExchange:
         self._early: dict[int, list[EarlyFrame]] = {}  # by op
         self._places = Places(page)
         self._messages: set[int] = set()  # the ops that local ranks do in the long lane
-        self._ends = [0.0] * page.layout.slots  # by slot, when its last op was published
+        self._latest: list[OpTimes | None] = [None] * page.layout.slots  # by slot
         self._is_stopped = False  # by trouble, until the lane is opened again
         self._op: OpUnderWay | None = None
         self._held_part: OpUnderWay | None = None
@@ -134,12 +134,13 @@ class LaneExchange:
         heard = {each.node for each in list(self._early.get(seq, ()))}
         op = self._op
         if op is not None and op.seq == seq:
-            heard = op.words if op.is_held else heard | op.heard
+            heard = op.words if op.is_held else heard | op.heard.keys()
         return tuple(node for node in self._others if self._indices[node] not in heard)
 
-    def published_at(self, slot: int) -> float:
-        """Return when the last op of a slot was published (monotonic)."""
-        return self._ends[slot]
+    def times_of(self, seq: int, slot: int) -> OpTimes | None:
+        """Return the times of an op that is published, unless a later one has its slot."""
+        times = self._latest[slot]
+        return times if times is not None and times.seq == seq else None
 
     def take_held_part(self) -> tuple[int, HeldResult] | None:
         """Return the op of which this node holds its part, and nobody here has it; once closed."""
@@ -306,12 +307,13 @@ class LaneExchange:
             if not self.is_open or op.seq < self.results.end:
                 return False
             self._op = None  # not before: whoever closes the lane has to find what is held
+            # Before the word: once they see that, ranks call the next op.
+            self._latest[op.slot] = op.times()
             self._page.publish(op.seq, op.slot, op.place)
-            self._ends[op.slot] = monotonic()
             self.results.add(op.seq, op.hold())
         # Behind the word, at which whoever is woken looks.
         self._page.wake_for_result(op.slot)
-        self._on_published()
+        self._on_published(op)
         if op.program.is_in_parts and not self.results.number_of_parts % _PARTS_AT_ONCE:
             self._tell_final()
         return True

@@ -24,6 +24,7 @@ from allfold_agent.groups.lane.links import LaneLinks
 from allfold_agent.groups.lane.page import AgentPage
 from allfold_agent.groups.lane.records import LaneRecords
 from allfold_agent.groups.lane.short_lane import NodeLane
+from allfold_agent.groups.lane.under_way import OpUnderWay
 from allfold_agent.runtime import machine
 from allfold_core.errors import ServiceError
 from allfold_core.pricing.lane import lane_rules
@@ -312,11 +313,13 @@ class LaneKeeper:
         dead = self._group.agreement.machine.dead
         return lane is not None and lane.has_unfinished_before(seq, dead)
 
-    def _op_published(self) -> None:
-        """Begin ops that waited until the ranks had a result.
+    def _op_published(self, op: OpUnderWay) -> None:
+        """Begin ops that waited until the ranks had a result, and record a long op.
 
         In the lane's thread, which ops must not keep: an event of the reactor's begins them.
         """
+        if not op.program.is_in_slots:  # to record a short one would take as long as the op
+            self.records.note(op)
         if self._group.runs.is_waiting:
             self._soon(_nothing)
 

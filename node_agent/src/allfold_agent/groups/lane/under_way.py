@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from time import monotonic
 from typing import NamedTuple
 
 from allfold_agent.groups.lane.kept_results import HeldResult
@@ -26,6 +27,20 @@ class EarlyFrame(NamedTuple):
     payload: Payload
 
 
+class OpTimes(NamedTuple):
+    """The times of an op whose result the local ranks have (monotonic).
+
+    Attributes:
+        began: the last local rank had called it.
+        heard: by the index of the node, its first data were taken in.
+    """
+
+    seq: int
+    began: float
+    heard: Mapping[int, float]
+    published: float
+
+
 class OpUnderWay:
     """An op whose chunks come from other nodes, and those that are still missing.
 
@@ -35,7 +50,7 @@ class OpUnderWay:
         free: takes a payload back that is not needed any more.
 
     Attributes:
-        heard: the nodes of which something has come.
+        heard: by node, when something of it has come first (monotonic).
         words: the nodes that have said that they hold their parts.
         is_held: this node has said so, so that others may hand out theirs.
     """
@@ -53,7 +68,8 @@ class OpUnderWay:
         self.program = program
         self.place = place
         self.digest = program.spec.digest
-        self.heard: set[int] = set()
+        self._began = monotonic()
+        self.heard: dict[int, float] = {}
         self.words: set[int] = set()
         self.is_held = False
         self._memory = memory
@@ -98,7 +114,8 @@ class OpUnderWay:
         stop = self._missing.pop((node, start), -1)
         if stop < 0 or program.nbytes(start, stop) != len(payload):
             raise ValueError(f"{len(payload)} bytes at {start} are no chunk of it")
-        self.heard.add(node)
+        if node not in self.heard:
+            self.heard[node] = monotonic()
         if program.is_folded(start):
             operands = self._operands.setdefault(start, {})
             operands[node] = payload
@@ -114,6 +131,10 @@ class OpUnderWay:
                 self._free(payload)
             program.finish(memory, start, stop)
         return []
+
+    def times(self) -> OpTimes:
+        """Return the times of the op, which is published now."""
+        return OpTimes(self.seq, self._began, self.heard, monotonic())
 
     def hold(self) -> HeldResult:
         """Return the result, now that it is published."""
