@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from threading import Event
+from threading import Event, Thread
 from time import monotonic
 
 import numpy as np
@@ -248,13 +248,17 @@ def test_a_fold_that_a_verdict_overtakes_writes_into_nobody_elses_memory(
     paused = Paused()
     monkeypatch.setattr(Arithmetic, "fold", lambda *arguments: paused(*arguments))
     with local_groups([[0], [1]]) as local:
-        local.call_all(0, [np.ones(LARGE)] * 2, strategy="direct")
+        # A thread: who calls sends, and may be the one that folds what has come meanwhile.
+        values = [np.ones(LARGE)] * 2
+        caller = Thread(target=lambda: local.call_all(0, values, strategy="direct"))
+        caller.start()
         assert paused.inside.wait(SECONDS)
         local.fail(0, missing(1))
         taken = [local.buffers.take(LARGE) for _ in range(8)]
         for buffer in taken:
             buffer.bytes.fill_(7)
         paused.go_on.set()
+        caller.join(SECONDS)
         local.call_all(1, [[1.0], [2.0]], strategy="direct")
         for rank in local.ranks:
             assert [rank.outcome()[0] for _ in range(2)] == [0, 1]
