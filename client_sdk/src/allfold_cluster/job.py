@@ -33,7 +33,6 @@ from allfold_cluster.processes import wait_for
 from allfold_core.errors import AgentUnreachable, from_dict
 from allfold_core.protocol.rank_messages import default_socket
 
-SPEC_VARIABLE = "ALLFOLD_JOB_SERVICES"
 LONGEST_NEWS = 64 * 1024
 _LOCK, _LOG, _RECORD = "lock", "supervisor.log", "job.json"
 _BACKLOG = 512
@@ -327,7 +326,8 @@ def _start(folder: Path, path: Path, services: JobServices, token: str) -> None:
             listener.bind(str(path))
             listener.listen(_BACKLOG)
             inherited = (lock.fileno(), listener.fileno())
-            _spawn([str(own), *map(str, inherited)], services, token, inherited, log.fileno())
+            arguments = [str(own), *map(str, inherited), services.pack()]
+            _spawn(services.job, arguments, token, inherited, log.fileno())
     except BaseException:
         path.unlink(missing_ok=True)
         shutil.rmtree(own, ignore_errors=True)
@@ -335,16 +335,12 @@ def _start(folder: Path, path: Path, services: JobServices, token: str) -> None:
 
 
 def _spawn(
-    arguments: list[str],
-    services: JobServices,
-    token: str,
-    inherited: tuple[int, ...],
-    log: int,
+    job: str, arguments: list[str], token: str, inherited: tuple[int, ...], log: int
 ) -> None:
     """Start a supervisor, which outlives this process and is no child of it."""
     done = subprocess.run(
         [sys.executable, "-P", "-m", "allfold_cluster.supervisor", *arguments],
-        env=service_environment(os.environ, token) | {SPEC_VARIABLE: services.pack()},
+        env=service_environment(os.environ, token),  # no command line has the token
         pass_fds=inherited,
         stdin=subprocess.DEVNULL,
         stdout=log,
@@ -354,5 +350,5 @@ def _spawn(
     )
     if done.returncode:
         raise AgentUnreachable(
-            "the supervisor of this job's services cannot be started" + last_words(services.job)
+            "the supervisor of this job's services cannot be started" + last_words(job)
         )
