@@ -38,18 +38,12 @@ def register() -> None:
 def register_backend() -> None:
     """Register the backend with ``torch.distributed``, and replace no other.
 
-    It is also one that records its ops itself, as agents do (``allfold trace --format torch``).
-    For any other backend torch 2.15 puts hooks of its flight recorder on each new group, which
-    process groups that are written in Python do not have: no group could be made.
-
     Raises:
         Exception: what torch raises; the script has named the backend, and should hear of it.
     """
     import torch.distributed as dist
 
     dist.Backend.register_backend("allfold", _create, extended_api=True, devices=[*DEVICES])
-    recording: set[str] = getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set())
-    recording.add("allfold")
 
 
 class Replaced(str):

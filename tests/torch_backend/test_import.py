@@ -143,16 +143,6 @@ def test_torch_finds_the_backend_once_it_is_named(declared: dict[str, str]) -> N
     assert devices == ["cpu:allfold,cuda:allfold,xpu:allfold,mps:allfold"]
 
 
-def test_torch_is_told_that_the_backend_records_its_ops_itself() -> None:
-    """Otherwise torch 2.15 makes no group: it hooks its flight recorder to that, which fails."""
-    program = (
-        "import torch.distributed.distributed_c10d as c10d, _allfold_autoload; "
-        "found = c10d._FR_SELF_RECORDING_BACKENDS = set(); "
-        "_allfold_autoload.register_backend(); print(found)"
-    )
-    assert run(program) == "{'allfold'}\n"
-
-
 # What torch 2.14 calls the backend with, for init_process_group(..., enable_reconfigure=True).
 RECONFIGURABLE = """
 from datetime import timedelta
@@ -162,9 +152,23 @@ plugin = dist.Backend._plugins["ALLFOLD"]
 assert plugin.extended_api
 options = SimpleNamespace(store=dist.HashStore(), timeout=timedelta(seconds=0.1))
 options.group_rank, options.group_size, options.enable_reconfigure = 0, 2, True
-print(plugin.creator_fn(options, None).size())
+made = lambda: plugin.creator_fn(options, None)
 """
 
 
 def test_a_group_that_is_to_be_reconfigured_first_waits_for_nobody_without_an_import() -> None:
-    assert run(RECONFIGURABLE) == "2\n"
+    assert run(f"{RECONFIGURABLE}print(made().size())") == "2\n"
+
+
+# What torch 2.15 calls with each new group.
+RECORDED = """
+c10d = dist.distributed_c10d
+c10d._maybe_attach_flight_recorder = lambda *given: print(given[0] is other, *given[1:])
+ours, other = made(), dist.ProcessGroup(0, 1)
+for group in ours, other:
+    c10d._maybe_attach_flight_recorder(group, "cpu:nccl", [0])
+"""
+
+
+def test_torch_attaches_its_flight_recorder_to_groups_of_others_alone() -> None:
+    assert run(RECONFIGURABLE + RECORDED) == "True cpu:nccl [0]\n"
