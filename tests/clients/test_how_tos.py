@@ -28,6 +28,7 @@ HOW_TOS = {
     "Train with Lightning": ("how-to-lightning", "lightning", TORCHRUN),
     "Ignite": ("torch", "ignite", TORCHRUN),
     "Ray Train": ("torch", "ray", ()),
+    "mp.spawn": ("torch", "torch", ()),
 }
 
 IGNITE_WRAPS = """
