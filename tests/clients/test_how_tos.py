@@ -28,6 +28,7 @@ HOW_TOS = {
     "Train with Lightning": ("how-to-lightning", "lightning", TORCHRUN),
     "Ignite": ("torch", "ignite", TORCHRUN),
     "Ray Train": ("torch", "ray", ()),
+    "mp.spawn": ("torch", "torch", ()),
 }
 
 IGNITE_WRAPS = """
@@ -39,11 +40,14 @@ print("wrapped", type(idist.auto_model(nn.Linear(2, 2))).__name__)
 dist.destroy_process_group()
 """
 
-# A process that ends while it has groups of Gloo may abort, as threads of these are left.
+# A process that has had groups of Gloo may abort at its end, as threads of these are left.
 GLOO_ENDS = """
-import torch.distributed
+import os, sys, torch.distributed
 if torch.distributed.is_initialized():
     torch.distributed.destroy_process_group()
+sys.stdout.flush()
+if "RANK" in os.environ:
+    os._exit(0)
 """
 
 pytestmark = pytest.mark.slow
