@@ -109,9 +109,9 @@ def parent_process() -> str:
 def ranks_here(environment: Environment) -> int | None:
     """Return how many ranks of the job are on this machine, where a launcher says so."""
     for name in _OF_MACHINES:
-        text = environment.get(name, "")
-        if text.isdecimal():
-            return int(text)
+        # Slurm says it of all machines: 4, or 4(x2) for two machines, or 4,3.
+        if found := re.match(r"\d+", environment.get(name, "")):
+            return int(found[0])
     return None
 
 
