@@ -1,9 +1,11 @@
-"""An agent that runs as people start it serves ops without torch, which only float16 has it load."""
+"""Agents that run as people start them serve ops without torch, but for float16."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,7 +45,7 @@ def has_torch(services: Services, name: str) -> bool:
     return "libtorch" in Path(f"/proc/{services.agents[name].pid}/maps").read_text()
 
 
-def check_sum(job: Job, dtype: str, shape: Sequence[int], **options: str) -> None:
+def check_sum(job: Job, dtype: str, shape: Sequence[int], **options: Any) -> None:
     right = sum(range(1, job.world_size + 1))
     for found in job.run(programs.call, dtype=dtype, shape=shape, **options):
         (same,) = set(found)
@@ -60,5 +62,5 @@ def test_agents_fold_without_torch_until_a_float16_comes(services: ByThemselves)
         assert not any(has_torch(services, name) for name in AGENTS)
         check_sum(job, "float16", LONG)  # as it is not there yet
         for name in AGENTS:
-            wait_until(lambda name=name: has_torch(services, name), "it is loaded", SECONDS)
+            wait_until(partial(has_torch, services, name), f"{name} has torch", SECONDS)
         check_sum(job, "float16", LONG)
