@@ -33,7 +33,7 @@ class ByThemselves(Services):
         return Cluster.start_module(self, name, command, env, output)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def services() -> Iterator[ByThemselves]:
     with ByThemselves() as two:
         two.start_orchestrator()
@@ -64,3 +64,22 @@ def test_agents_fold_without_torch_until_a_float16_comes(services: ByThemselves)
         for name in AGENTS:
             wait_until(partial(has_torch, services, name), f"{name} has torch", SECONDS)
         check_sum(job, "float16", LONG)
+
+
+@pytest.mark.parametrize("nodes", [[0] * 4, [0, 0, 1, 1]], ids=["one node", "two nodes"])
+def test_what_overflows_is_infinite_and_no_log_has_a_warning(
+    services: ByThemselves, nodes: list[int]
+) -> None:
+    with RankPool(services) as pool, pool.job(nodes) as job:
+        for shape in (SHORT, LONG, (20,), (3_000,)):
+            for dtype, fill, op in (
+                ("float32", 10**18, "product"),
+                ("bfloat16", 10**18, "product"),
+                ("float16", 60_000, "sum"),
+            ):
+                options: dict[str, Any] = {"dtype": dtype, "fill": fill, "op": op}
+                for strategy in ("auto", "ring"):
+                    for found in job.run(programs.call, shape=shape, strategy=strategy, **options):
+                        assert set(found) == {float("inf")}, (options, shape, strategy)
+    for name in AGENTS:
+        assert "Warning" not in services.log_of(name).read_text()

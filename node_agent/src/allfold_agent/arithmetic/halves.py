@@ -8,6 +8,7 @@ torch, NumPy converts. Both give the same bits, but for which NaN it is.
 
 from __future__ import annotations
 
+import gc
 import logging
 from itertools import count
 from threading import local
@@ -103,6 +104,8 @@ class Float16:
         except (ImportError, OSError) as error:
             log.warning("float16 is converted slowly, as torch cannot be loaded: %s", error)
             return
+        if gc.get_freeze_count():  # as the agent does at its start, with what it imports there
+            gc.freeze()
         self._cast = torch_kernels.cast
 
     def widen(self, halves: Array, out: Array) -> None:
