@@ -45,10 +45,14 @@ def same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 @pytest.mark.parametrize(("dtype", "half"), HOW, ids=IDS)
-def test_every_half_widens_to_itself(dtype: DType, half: Half) -> None:
+def test_every_half_widens_to_itself_and_back(dtype: DType, half: Half) -> None:
     assert BLOCK == 1 << 16, "all of them at a time"
     halves = all_of(dtype)
-    assert same(widened(half, halves), halves.float())
+    wide = widened(half, halves)
+    assert same(wide, halves.float())
+    again = torch.empty_like(halves)
+    half.narrow(array_of(wide), array_of(again))
+    assert same(again, halves)
 
 
 @pytest.mark.parametrize(("dtype", "half"), HOW, ids=IDS)

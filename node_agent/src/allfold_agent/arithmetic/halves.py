@@ -59,6 +59,9 @@ class Half(Protocol):
     def round(self, values: Array, out: Array) -> None:
         """Write float32 elements to ``out``, rounded to nearest, ties to even."""
 
+    def narrow(self, values: Array, out: Array) -> None:
+        """Do so where all of them are elements of this type, so that nothing is rounded."""
+
 
 class BFloat16:
     """Given as bits."""
@@ -81,6 +84,11 @@ class BFloat16:
         np.copyto(out.view(np.uint16), rounded, casting="unsafe")
         if len(values) and np.isnan(values.max()):
             out[np.isnan(values)] = _A_NAN
+
+    def narrow(self, values: Array, out: Array) -> None:
+        halves = scratch.bits[: len(values)]
+        np.right_shift(values.view(np.uint32), _HALF_BITS, out=halves)
+        np.copyto(out.view(np.uint16), halves, casting="unsafe")
 
 
 class Float16:
@@ -113,6 +121,8 @@ class Float16:
 
     def round(self, values: Array, out: Array) -> None:
         self._convert(values, out)
+
+    narrow = round
 
     def _convert(self, source: Array, out: Array) -> None:
         (_cast if len(source) < _FEW else self._cast)(source, out)

@@ -132,7 +132,7 @@ class Arithmetic:
             for each in operands[1:]:
                 half.widen(each[block], other)
                 self._combined(folded, other)
-            half.round(folded, out[block])
+            half.narrow(folded, out[block])
 
     def _bring(self, given: Array, out: Array) -> None:
         assert self._half is not None
