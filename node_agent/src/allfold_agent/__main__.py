@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         service="agent",
         instance=settings.name,
         # That of websockets would show the token, which is in the head of a request.
-        quiet=["uvicorn", "httpx", "websockets"],
+        quiet=["uvicorn", "httpx", "websockets", "torch"],
     )
     return _run(settings, ready_file)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import logging
 from itertools import count
-from threading import local
+from threading import local, main_thread
 from typing import Protocol
 
 import numpy as np
@@ -109,8 +109,9 @@ class Float16:
     def _load(self) -> None:
         try:
             from allfold_agent.arithmetic import torch_kernels
-        except (ImportError, OSError) as error:
-            log.warning("float16 is converted slowly, as torch cannot be loaded: %s", error)
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with it, NumPy goes on
+            if main_thread().is_alive():  # else the agent ends meanwhile
+                log.warning("float16 is converted slowly, as torch cannot be loaded: %r", error)
             return
         if gc.get_freeze_count():  # as the agent does at its start, with what it imports there
             gc.freeze()
