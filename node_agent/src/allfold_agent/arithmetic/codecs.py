@@ -34,10 +34,7 @@ class Codec(Protocol):
 
 def codec_of(wire: Wire) -> Codec | None:
     """The codec of a format; ``None`` for the native one."""
-    codec = _CODECS[wire]
-    if isinstance(codec, HalfCast):
-        codec.half.prepare()
-    return codec
+    return _CODECS[wire]
 
 
 class Cast:
@@ -53,14 +50,10 @@ class Cast:
 
 
 class HalfCast:
-    """Each element in a half type; those of float64 by way of float32.
-
-    Attributes:
-        half: the type.
-    """
+    """Each element in a half type; those of float64 by way of float32."""
 
     def __init__(self, dtype: DType) -> None:
-        self.half: Half = HALVES[dtype]
+        self._half: Half = HALVES[dtype]
         self._dtype = ARRAY_DTYPES[dtype]
 
     def encode(self, values: Array, code: memoryview) -> None:
@@ -68,7 +61,7 @@ class HalfCast:
             wide = _as_float32(part)
             if wide is not part:
                 wide[...] = part
-            self.half.round(wide, short)
+            self._half.round(wide, short)
             self._decode(short, part)
 
     def decode(self, code: memoryview, values: Array) -> None:
@@ -77,7 +70,7 @@ class HalfCast:
 
     def _decode(self, short: Array, part: Array) -> None:
         wide = _as_float32(part)
-        self.half.widen(short, wide)
+        self._half.widen(short, wide)
         if wide is not part:
             part[...] = wide
 

@@ -1,14 +1,13 @@
 """Half types: from their elements to float32, and back.
 
 NumPy has no bfloat16, but its elements are the upper halves of those of float32. It has float16, of
-which it converts one element after the other: torch takes a thirtieth of that. So the first op on
-float16 has a thread of its own load torch, which takes seconds. Until then, and where there is no
-torch, NumPy converts. Both give the same bits, but for which NaN it is.
+which it converts one element after the other: torch takes a thirtieth of that. So the first op that
+converts more than a few has a thread of its own load torch, which takes seconds. Until then, and
+where there is no torch, NumPy converts. Both give the same bits, but for which NaN it is.
 """
 
 from __future__ import annotations
 
-import gc
 import logging
 from itertools import count
 from threading import local, main_thread
@@ -50,9 +49,6 @@ scratch = _Scratch()
 class Half(Protocol):
     """A half type. Its methods take at most :data:`BLOCK` elements."""
 
-    def prepare(self) -> None:
-        """Ops on this type are about to come."""
-
     def widen(self, halves: Array, out: Array) -> None:
         """Write elements to ``out`` in float32: exactly."""
 
@@ -65,9 +61,6 @@ class Half(Protocol):
 
 class BFloat16:
     """Given as bits."""
-
-    def prepare(self) -> None:
-        """There is nothing to do."""
 
     def widen(self, halves: Array, out: Array) -> None:
         bits = out.view(np.uint32)
@@ -98,9 +91,7 @@ class Float16:
         self._cast = _cast
         self._calls = count()  # its next() is atomic
 
-    def prepare(self) -> None:
-        if next(self._calls):
-            return
+    def _begin_to_load(self) -> None:
         try:
             start_thread(self._load, "allfold-torch")
         except ServiceError as error:
@@ -113,8 +104,6 @@ class Float16:
             if main_thread().is_alive():  # else the agent ends meanwhile
                 log.warning("float16 is converted slowly, as torch cannot be loaded: %r", error)
             return
-        if gc.get_freeze_count():  # as the agent does at its start, with what it imports there
-            gc.freeze()
         self._cast = torch_kernels.cast
 
     def widen(self, halves: Array, out: Array) -> None:
@@ -126,7 +115,12 @@ class Float16:
     narrow = round
 
     def _convert(self, source: Array, out: Array) -> None:
-        (_cast if len(source) < _FEW else self._cast)(source, out)
+        if len(source) < _FEW:
+            _cast(source, out)
+            return
+        if self._cast is _cast and not next(self._calls):
+            self._begin_to_load()
+        self._cast(source, out)
 
 
 def _cast(source: Array, out: Array) -> None:

@@ -56,8 +56,6 @@ class Arithmetic:
         self.converts = kept is not dtype
         self._combine = _COMBINE[self.reduce_op] if self.reduce_op else None
         self._half = HALVES.get(dtype) if self.reduce_op or self.converts else None
-        if self._half is not None:
-            self._half.prepare()
         self.divisor = world_size if op is ReduceOp.MEAN and world_size > 1 else 0
         self.factor = fingerprint.factor if op is ReduceOp.PREMUL_SUM else 1.0
 
