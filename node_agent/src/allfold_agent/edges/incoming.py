@@ -12,12 +12,12 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 
-import torch
 import xxhash
 
 from allfold_agent.edges.connections import EdgeCounters, InConnection
 from allfold_agent.edges.link_rate import LinkRate
 from allfold_agent.edges.receivers import Arriving, FrameLanding, NotYet, Receiver, Sink
+from allfold_agent.runtime.buffers import copy_bytes
 from allfold_agent.runtime.reactor import HUNG_UP, READABLE, Reactor
 from allfold_core.errors import PeerSentIncoherentTensor
 from allfold_core.protocol.frames import HEADER_SIZE, RANGE_SIZE, FrameHeader, FrameType
@@ -253,7 +253,7 @@ class IncomingFrames:
             if len(here) < size:
                 return 0
             header, payload = connection.shared(header, here[HEADER_SIZE:size])
-            shared = torch.frombuffer(payload, dtype=torch.uint8)
+            shared = payload
         arriving = self._begin(header, shared)
         if arriving is None:
             return 0
@@ -287,7 +287,7 @@ class IncomingFrames:
                 f"edge {self._name}: frame {header.number}, expected frame {self.expected}"
             )
 
-    def _begin(self, header: FrameHeader, shared: torch.Tensor | None) -> Arriving | None:
+    def _begin(self, header: FrameHeader, shared: memoryview | None) -> Arriving | None:
         """Begin to receive a frame, unless it has to wait: for the local ranks, or for the memory
         it goes to. Then :meth:`resume` tries it again.
         """
@@ -306,7 +306,7 @@ class IncomingFrames:
         return Arriving(header, sink, landing, shared=shared)
 
     def _admit(
-        self, sink: Sink[FrameLanding], header: FrameHeader, shared: torch.Tensor | None
+        self, sink: Sink[FrameLanding], header: FrameHeader, shared: memoryview | None
     ) -> FrameLanding | None:
         """Return the landing of a payload, ``None`` where it is not wanted or does not fit.
 
@@ -320,7 +320,7 @@ class IncomingFrames:
             self._receiver.incoherent(header, refusal)
             return None
         if shared is not None and landing is not None and len(landing.view):
-            torch.frombuffer(landing.view, dtype=torch.uint8).copy_(shared)
+            copy_bytes(landing.view, shared)
         return landing
 
     def _finish(self, arriving: Arriving) -> None:

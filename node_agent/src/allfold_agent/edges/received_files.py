@@ -130,7 +130,7 @@ class _Mapping:
 def _bytes_of(mapping: _Mapping) -> memoryview:
     """The bytes of a mapping, which lasts as long as they do.
 
-    By its address, as torch takes no buffer that cannot be written. Nobody writes there.
+    By its address, as torch warns of arrays that cannot be written. Nobody writes there.
     """
     view = (ctypes.c_uint8 * mapping.size).from_address(mapping.address)
     view.mapping = mapping  # type: ignore[attr-defined]

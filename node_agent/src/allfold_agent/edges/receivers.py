@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-import torch
-
 from allfold_core.errors import AllfoldError
 from allfold_core.protocol.frames import FrameHeader
 
@@ -31,7 +29,7 @@ class Sink(Protocol[LandingT]):
     def is_ready(self) -> bool:
         """Return True if the next frame can be admitted. Its edge is resumed when that changes."""
 
-    def admit(self, header: FrameHeader, shared: torch.Tensor | None, /) -> LandingT | None:
+    def admit(self, header: FrameHeader, shared: memoryview | None, /) -> LandingT | None:
         """Return the landing of a frame, ``None`` where it is not wanted. Not before it is ready.
 
         Args:
@@ -78,7 +76,7 @@ class Arriving:
     sink: Sink[Any] | None
     landing: FrameLanding | None
     received: int = 0
-    shared: torch.Tensor | None = None
+    shared: memoryview | None = None
 
     @property
     def missing(self) -> int:
