@@ -36,7 +36,7 @@ class OpReceiver:
         executor, order, position = self._executor, self._order, self._next
         return executor.failed or position == len(order) or not executor.waits(order[position])
 
-    def admit(self, header: FrameHeader, shared: torch.Tensor | None) -> SliceLanding | None:
+    def admit(self, header: FrameHeader, shared: memoryview | None) -> SliceLanding | None:
         """Return the landing of a frame; ``None`` if the op failed. Not before :meth:`is_ready`.
 
         Raises:
@@ -50,8 +50,9 @@ class OpReceiver:
                 f"expected {expected}"
             )
         self._executor.lower_floor(header.seq - header.behind)
+        content = None if shared is None else torch.frombuffer(shared, dtype=torch.uint8)
         try:
-            return self._executor.land(task, shared)
+            return self._executor.land(task, content)
         except BaseException:
             self._next -= 1  # the frame comes again, on a new connection
             raise

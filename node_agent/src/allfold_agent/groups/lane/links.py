@@ -13,9 +13,8 @@ from allfold_agent.edges.edges import DialFrom
 from allfold_agent.edges.link_rate import LinkRate
 from allfold_agent.edges.members import GroupLife, GroupNodes
 from allfold_agent.edges.opening import EdgeOpener, EdgeRequest, Traffic
-from allfold_agent.groups.lane.incoming import FrameSink, Payloads
-from allfold_agent.groups.lane.link import LaneDoor, LaneLink
-from allfold_agent.groups.lane.outgoing import LaneOut
+from allfold_agent.groups.lane.link import FrameSink, LaneDoor, LaneLink
+from allfold_agent.groups.lane.payloads import Payloads
 from allfold_agent.runtime.lane_thread import LaneThread
 from allfold_core.errors import AllfoldError, PeerLost
 
@@ -62,11 +61,10 @@ class LaneLinks:
         lives = (self._members.life_of(node) for node in nodes)
         return all(life in links and links[life].is_whole for life in lives if life is not None)
 
-    def sender_to(self, node: str) -> LaneOut | None:
-        """Return what sends to a node; ``None`` if the group goes on without it."""
+    def link_to(self, node: str) -> LaneLink | None:
+        """Return the link to a node; ``None`` if the group goes on without it."""
         life = self._members.life_of(node)
-        link = None if life is None else self._links.get(life)
-        return None if link is None else link.outgoing
+        return None if life is None else self._links.get(life)
 
     # In the lane's thread
 
