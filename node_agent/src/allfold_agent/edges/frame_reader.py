@@ -111,14 +111,19 @@ class FrameReader:
 
     def advance(self) -> None:
         """Take the frames in the stage, and begin with a long one."""
-        stage, filled, taken = self._stage, self._filled, 0
+        take, stage, filled, taken = self._taker.take, self._stage, self._filled, 0
         self._needed = HEADER_SIZE
         while filled - taken >= HEADER_SIZE:
             start = taken + HEADER_SIZE
             header = FrameHeader.unpack(stage[taken:start])
             end = start + header.length
             if end <= filled:
-                if not self._take(header, stage[start:end]):
+                payload, is_shared = stage[start:end], header.type is FrameType.SHARED
+                if is_shared:
+                    header, payload = self._connection.shared(header, payload)
+                elif header.digest:
+                    _verify(header, payload)
+                if not take(header, payload, is_shared=is_shared):
                     break
                 taken = end
             elif end - taken <= len(stage):
@@ -129,16 +134,9 @@ class FrameReader:
                     taken = filled
                 break
         if taken:
-            self._filled = filled - taken
-            stage[: self._filled] = stage[taken:filled]
-
-    def _take(self, header: FrameHeader, payload: memoryview) -> bool:
-        if header.type is FrameType.SHARED:
-            header, payload = self._connection.shared(header, payload)
-            return self._taker.take(header, payload, is_shared=True)
-        if header.digest:
-            _verify(header, payload)
-        return self._taker.take(header, payload, is_shared=False)
+            rest = self._filled = filled - taken
+            if rest:
+                stage[:rest] = stage[taken:filled]
 
     def _begin(self, header: FrameHeader, begun: memoryview) -> bool:
         """Begin with a long frame; return False where it has to wait."""
@@ -147,7 +145,8 @@ class FrameReader:
         memory = self._taker.begin(header)
         if memory is None:
             return False
-        memory[: len(begun)] = begun if memory else NOWHERE
+        if memory:
+            memory[: len(begun)] = begun
         self.header, self.memory, self._got = header, memory, len(begun)
         missing = header.length - len(begun)
         self._rate.begin(missing, crosses_a_wire=self._connection.crosses_a_wire)

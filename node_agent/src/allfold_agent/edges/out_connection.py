@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import islice
 from time import monotonic
 
@@ -16,8 +16,8 @@ from allfold_agent.runtime.event_loop import HUNG_UP, READABLE, WRITABLE, EventL
 from allfold_agent.runtime.tunnels import crosses_a_wire
 from allfold_core.protocol.frames import ACK, RANGE_SIZE, FrameHeader, FrameType
 
-# A Unix socket takes a longer piece several times more slowly.
-_PIECE_BYTES = 256 * 1024
+# The longest frame of the short lane. A Unix socket may take much more several times more slowly.
+_AT_ONCE_BYTES = 520 * 1024
 _MOST_PIECES = 64
 _WITHOUT_END = 1 << 62
 _ACKS_AT_ONCE = ACK.size * 512
@@ -44,6 +44,8 @@ class OutConnection:
             acknowledgement of nothing new.
         awaits_word: True until it is known whether it does.
         waits: True while it awaits room, or that word. For its user, who holds a lock.
+        unsent: the bytes that wait for room, each with the file that goes with the first of them,
+            which is kept open until then. For whoever writes.
     """
 
     def __init__(
@@ -61,8 +63,7 @@ class OutConnection:
         self.awaits_word = not self.crosses_a_wire
         self._from_frame = from_frame
         self._files = SentFiles()
-        # Bytes, and a file that goes with the first of them: it is kept open until then.
-        self._unsent: deque[tuple[memoryview, SharedMemory | None]] = deque()
+        self.unsent: deque[tuple[memoryview, SharedMemory | None]] = deque()
         self._ack_rest = b""
         self._loop = loop
         self._serve = serve
@@ -135,11 +136,6 @@ class OutConnection:
 
     # Frames, for one thread at a time
 
-    @property
-    def has_sent(self) -> bool:
-        """True unless something waits for room."""
-        return not self._unsent
-
     def digest(self, payload: Bytes) -> int:
         """Return what the header of a frame says of its payload.
 
@@ -156,7 +152,7 @@ class OutConnection:
     ) -> int:
         """Write what the socket takes of a frame, but not much over a bound. The rest waits.
 
-        The payload is in use until :attr:`has_sent`, or :meth:`let_go`.
+        The payload is in use until nothing is :attr:`unsent`, or :meth:`let_go`.
 
         Args:
             place: where a receiver on this machine may read it, instead of being sent it.
@@ -173,43 +169,41 @@ class OutConnection:
             head = head._replace(type=FrameType.SHARED, length=RANGE_SIZE)
             payload = found.pack()
         header = head.pack()
-        size, written = len(header) + len(payload), 0
-        is_behind = bool(self._unsent)
-        if size <= _PIECE_BYTES and not is_behind:
-            written = self._send((header, payload), file)
-            if written == size:
-                return size
-        self._unsent += ((memoryview(header), file), (memoryview(payload), None))
+        size, written, is_first = len(header) + len(payload), 0, not self.unsent
+        if is_first and size <= _AT_ONCE_BYTES:
+            try:
+                written = self.socket.sendmsg((header, payload), rights(file), socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                pass
+            else:
+                if written == size:
+                    return written
+        self.unsent += ((memoryview(header), file), (memoryview(payload), None))
         self._drop(written)
-        return written if is_behind else written + self.go_on(most - written)
+        return written + self.go_on(most - written) if is_first else 0
 
     def go_on(self, most: int = _WITHOUT_END) -> int:
         """Write what waits, as :meth:`write` does."""
         written = 0
-        while self._unsent and written < most:
-            count = self._send(*self._next_pieces())
-            if not count:
-                break
-            written += count
-            self._drop(count)
+        try:
+            while self.unsent and written < most:
+                pieces, file = self._next_pieces()
+                count = self.socket.sendmsg(pieces, rights(file), socket.MSG_DONTWAIT)
+                written += count
+                self._drop(count)
+        except BlockingIOError:
+            pass
         return written
 
     def let_go(self) -> None:
         """Use no memory any more that others have given: it is theirs again."""
-        self._unsent = deque((memoryview(bytes(each)), file) for each, file in self._unsent)
-
-    def _send(self, pieces: Sequence[Bytes], file: SharedMemory | None) -> int:
-        """Return how many bytes the socket has taken."""
-        try:
-            return self.socket.sendmsg(pieces, rights(file), socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return 0
+        self.unsent = deque((memoryview(bytes(each)), file) for each, file in self.unsent)
 
     def _next_pieces(self) -> tuple[list[memoryview], SharedMemory | None]:
         """What is written next, up to the next file, which begins a message of its own."""
-        first, file = self._unsent[0]
-        pieces, left = [first[:_PIECE_BYTES]], _PIECE_BYTES - len(first)
-        for piece, other in islice(self._unsent, 1, _MOST_PIECES):
+        first, file = self.unsent[0]
+        pieces, left = [first[:_AT_ONCE_BYTES]], _AT_ONCE_BYTES - len(first)
+        for piece, other in islice(self.unsent, 1, _MOST_PIECES):
             if other is not None or left <= 0:
                 break
             pieces.append(piece[:left])
@@ -218,7 +212,7 @@ class OutConnection:
 
     def _drop(self, count: int) -> None:
         """Forget bytes that are written, and the file that went with the first of them."""
-        unsent = self._unsent
+        unsent = self.unsent
         while unsent and count >= len(unsent[0][0]):
             count -= len(unsent.popleft()[0])
         if count:

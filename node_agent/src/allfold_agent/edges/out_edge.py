@@ -258,15 +258,15 @@ class OutEdge:
                     return
             head = frame.head or self._fill(frame, connection)
             try:
-                if connection.has_sent:
-                    written = connection.write(head, frame.payload, frame.place, left)
-                else:
+                if connection.unsent:
                     written = connection.go_on(left)
+                else:
+                    written = connection.write(head, frame.payload, frame.place, left)
             except OSError as error:  # the frame is kept for a new connection
                 self._lost(connection, error)
                 continue
             left -= max(written, _LEAST_BYTES)
-            if connection.has_sent:
+            if not connection.unsent:
                 self._sent(frame)
             elif not self._keep(connection, frame, is_full=left > 0):
                 return
@@ -307,7 +307,7 @@ class OutEdge:
             self._changed.notify_all()
 
     def _fill(self, frame: OutgoingFrame, connection: OutConnection) -> FrameHeader:
-        """Give a frame its bytes, and return its header; outside the lock, as that takes its time."""
+        """Give a frame its bytes and return its header; outside the lock, as that takes a while."""
         content = frame.content
         frame.payload = content.read()
         if content.buffer is not None and isinstance(frame.payload, bytes):

@@ -88,7 +88,7 @@ class LaneLink:
     @property
     def has_sent(self) -> bool:
         """True unless something waits for room in the connection."""
-        return self.outgoing is None or self.outgoing.has_sent
+        return self.outgoing is None or not self.outgoing.unsent
 
     @property
     def sending(self) -> socket.socket | None:
@@ -169,7 +169,7 @@ class LaneLink:
         except OSError as error:
             self._lose_out(error)
         else:
-            if not outgoing.has_sent:
+            if outgoing.unsent:
                 outgoing.await_room()
 
     def _serve_out(self, outgoing: OutConnection, events: int) -> None:
@@ -178,7 +178,7 @@ class LaneLink:
             return
         try:
             outgoing.go_on()
-            if not outgoing.has_sent:
+            if outgoing.unsent:
                 outgoing.await_room()
             if events & ~WRITABLE:
                 outgoing.read_ack()
@@ -229,7 +229,10 @@ class LaneLink:
 
     def take(self, header: FrameHeader, payload: memoryview, *, is_shared: bool) -> bool:
         """Take a frame that is whole; none has to wait."""
-        self._hand_on(header, payload if is_shared else bytearray(payload), is_there=False)
+        self.received.frames += 1
+        self.received.payload_bytes += header.length
+        content = payload if is_shared else bytearray(payload)
+        self._sink.take(self.node, header, content, is_there=False)
         return True
 
     def begin(self, header: FrameHeader) -> memoryview:
@@ -242,12 +245,9 @@ class LaneLink:
 
     def finish(self, header: FrameHeader, memory: memoryview) -> None:
         """Take a frame whose payload has come to that memory."""
-        self._hand_on(header, memory, is_there=self._comes_there)
-
-    def _hand_on(self, header: FrameHeader, payload: Payload, *, is_there: bool) -> None:
         self.received.frames += 1
         self.received.payload_bytes += header.length
-        self._sink.take(self.node, header, payload, is_there=is_there)
+        self._sink.take(self.node, header, memory, is_there=self._comes_there)
 
 
 class LaneDoor:

@@ -8,13 +8,12 @@ import socket
 import pytest
 import xxhash
 
-from allfold_agent.groups.lane.incoming import LONGEST_PAYLOAD
 from allfold_agent.groups.lane.link import LaneDoor
-from allfold_agent.groups.lane.outgoing import Payload
+from allfold_agent.groups.lane.payloads import LONGEST_PAYLOAD, Payload
 from allfold_agent.runtime.lane_thread import LaneThread
 from allfold_core.errors import PeerLost
 from allfold_core.protocol.frames import HEADER_SIZE, FrameHeader, FrameType
-from tests.node_agent.edges.lane_ends import FINGERPRINT, STAMP, End, MakePair, frame, joined
+from tests.node_agent.groups.lane_ends import FINGERPRINT, STAMP, End, MakePair, frame, joined
 from tests.node_agent.in_lane import in_thread
 from tests.support.waiting import wait_until
 

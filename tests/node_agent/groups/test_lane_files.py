@@ -9,7 +9,7 @@ import struct
 
 import pytest
 
-from allfold_agent.groups.lane.incoming import LONGEST_PAYLOAD
+from allfold_agent.groups.lane.payloads import LONGEST_PAYLOAD
 from allfold_agent.runtime.buffers import BufferPool, SharedFile
 from allfold_agent.runtime.lane_thread import LaneThread
 from allfold_core.protocol.frames import (
@@ -20,7 +20,7 @@ from allfold_core.protocol.frames import (
     FrameType,
     SharedRange,
 )
-from tests.node_agent.edges.lane_ends import End, MakePair, frame, joined
+from tests.node_agent.groups.lane_ends import End, MakePair, frame, joined
 from tests.node_agent.in_lane import in_thread
 from tests.support.waiting import wait_until
 
@@ -44,7 +44,7 @@ def file_of(data: bytes) -> SharedFile:
 def joined_with_files(thread: LaneThread, pair: MakePair) -> tuple[End, End]:
     """A sender that knows that the other end takes files, and that one."""
     sender, receiver = joined(thread, pair)
-    wait_until(lambda: in_thread(thread, lambda: sender.sending._files), "it takes files")
+    wait_until(lambda: in_thread(thread, lambda: sender.sending.takes_files), "it takes files")
     return sender, receiver
 
 
@@ -88,7 +88,7 @@ def test_files_follow_their_frames_through_a_full_socket(
     sender, receiver = End(thread), End(thread)
     sender.take_out(near)
     far.send(ACK.pack(0))
-    wait_until(lambda: in_thread(thread, lambda: sender.sending._files), "it takes files")
+    wait_until(lambda: in_thread(thread, lambda: sender.sending.takes_files), "it takes files")
     files = [file_of(content(number)) for number in range(6)]
     sender.send(*[bytes(LONGEST_PAYLOAD)] * 4)
     assert not in_thread(thread, lambda: sender.link.has_sent)
@@ -109,7 +109,7 @@ def test_a_file_passes_once_though_what_waits_is_let_go(
     sender, receiver = End(thread), End(thread)
     sender.take_out(near)
     far.send(ACK.pack(0))
-    wait_until(lambda: in_thread(thread, lambda: sender.sending._files), "it takes files")
+    wait_until(lambda: in_thread(thread, lambda: sender.sending.takes_files), "it takes files")
     file = file_of(content(1))
     sender.send(*[bytes(LONGEST_PAYLOAD)] * 4)
     for seq in range(3):
@@ -163,7 +163,7 @@ def test_over_a_wire_no_files_are_passed(thread: LaneThread, wire: MakePair) -> 
     sender.send_from((file_of(bytes(LONG)), 0), content(1), 1)
     wait_until(lambda: len(receiver.frames) == 2, "it has come")
     assert receiver.payloads[1] == content(1)
-    assert not in_thread(thread, lambda: sender.sending._files)
+    assert not in_thread(thread, lambda: sender.sending.takes_files)
 
 
 # What goes wrong
@@ -236,7 +236,7 @@ def test_a_new_connection_has_files_of_its_own(thread: LaneThread, unix_pair: Ma
         receiver.link.take_in(far, b"")
 
     in_thread(thread, replace)
-    wait_until(lambda: in_thread(thread, lambda: sender.sending._files), "it takes files")
+    wait_until(lambda: in_thread(thread, lambda: sender.sending.takes_files), "it takes files")
     sender.send_from((file, 0), bytes(LONG), 1)
     wait_until(lambda: len(receiver.frames) == 2, "it has come")
     assert receiver.payloads == [content(1)] * 2
