@@ -6,6 +6,7 @@ import fcntl
 import os
 import socket
 import struct
+import weakref
 
 import pytest
 
@@ -118,6 +119,27 @@ def test_a_file_passes_once_though_what_waits_is_let_go(
     receiver.take_in(far)
     wait_until(lambda: len(receiver.frames) == 4 + 3, "all have come")
     assert receiver.payloads[4:] == [content(1)] * 3
+
+
+def test_a_file_that_waits_to_be_passed_stays_open_though_nobody_else_has_it(
+    thread: LaneThread, unix_pair: MakePair
+) -> None:
+    """Its number would be another file's by then."""
+    near, far = unix_pair()
+    sender, receiver = End(thread), End(thread)
+    sender.take_out(near)
+    far.send(ACK.pack(0))
+    wait_until(lambda: in_thread(thread, lambda: sender.sending.takes_files), "it takes files")
+    sender.send(*[bytes(LONGEST_PAYLOAD)] * 4)
+    file = file_of(content(1))
+    sender.send_from((file, 0), bytes(LONG))
+    is_open = weakref.ref(file)
+    del file
+    _others = [file_of(content(number)) for number in range(2, 5)]
+    receiver.take_in(far)
+    wait_until(lambda: len(receiver.frames) == 4 + 1, "all have come")
+    assert receiver.payloads[4] == content(1)
+    wait_until(lambda: is_open() is None, "it is closed once it has been passed")
 
 
 def test_what_is_short_is_sent_itself(thread: LaneThread, unix_pair: MakePair) -> None:

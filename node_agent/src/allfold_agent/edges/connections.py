@@ -28,6 +28,11 @@ class EdgeCounters:
     frames: int = 0
     scrapped_frames: int = 0
 
+    def add(self, nbytes: int) -> None:
+        """Count a frame."""
+        self.payload_bytes += nbytes
+        self.frames += 1
+
 
 def tune(connected: socket.socket) -> None:
     """Set the socket buffers where the kernel's choice is bad.

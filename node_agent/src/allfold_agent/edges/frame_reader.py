@@ -1,7 +1,7 @@
 """Frames out of the bytes of a connection: of edges, and of the short lane.
 
-A frame that fits into the stage is taken out of it once all of it has come. The payload of a longer
-one goes straight to the memory that its taker names.
+A short frame is taken out of the stage once all of it has come. What is not yet there of a long
+payload goes straight to the memory that its taker names.
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ from allfold_agent.edges.connections import InConnection
 from allfold_agent.edges.link_rate import LinkRate
 from allfold_core.protocol.frames import HEADER_SIZE, FrameError, FrameHeader, FrameType
 
+_SHARED = FrameType.SHARED  # to look it up takes longer than to look at a header
 NOWHERE = memoryview(bytearray())
 """The memory for a payload that is thrown away."""
 
+# The stage holds so many short frames of the longest kind.
+_SHORT_FRAMES = 4
 # After so much of a payload it is the turn of other connections.
 _TURN_BYTES = 1 << 20
 
@@ -51,7 +54,7 @@ class FrameReader:
     Args:
         taker: takes them.
         rate: measures how fast long payloads come.
-        longest: the payloads up to this size are taken out of the stage.
+        stage_bytes: so much is received at once, unless it is of a long payload.
         early: what was received with the opening of the connection.
 
     Attributes:
@@ -64,7 +67,7 @@ class FrameReader:
         connection: InConnection,
         taker: FrameTaker,
         rate: LinkRate,
-        longest: int,
+        stage_bytes: int,
         early: bytes,
     ) -> None:
         self.header: FrameHeader | None = None
@@ -72,9 +75,10 @@ class FrameReader:
         self._connection = connection
         self._taker = taker
         self._rate = rate
-        self._stage = memoryview(bytearray(max(HEADER_SIZE + longest, len(early))))
+        self._stage = memoryview(bytearray(max(stage_bytes, len(early))))
         self._stage[: len(early)] = early
         self._filled = len(early)
+        self._longest_short = stage_bytes // _SHORT_FRAMES - HEADER_SIZE
         self._needed = HEADER_SIZE  # in the stage, to go on
         self._got = 0  # of the long payload
 
@@ -118,7 +122,7 @@ class FrameReader:
             header = FrameHeader.unpack(stage[taken:start])
             end = start + header.length
             if end <= filled:
-                payload, is_shared = stage[start:end], header.type is FrameType.SHARED
+                payload, is_shared = stage[start:end], header.type is _SHARED
                 if is_shared:
                     header, payload = self._connection.shared(header, payload)
                 elif header.digest:
@@ -126,7 +130,7 @@ class FrameReader:
                 if not take(header, payload, is_shared=is_shared):
                     break
                 taken = end
-            elif end - taken <= len(stage):
+            elif header.length <= self._longest_short:
                 self._needed = end - taken
                 break
             else:
@@ -140,7 +144,7 @@ class FrameReader:
 
     def _begin(self, header: FrameHeader, begun: memoryview) -> bool:
         """Begin with a long frame; return False where it has to wait."""
-        if header.type is FrameType.SHARED:
+        if header.type is _SHARED:
             raise FrameError(f"frame {header.number} names memory with {header.length} bytes")
         memory = self._taker.begin(header)
         if memory is None:

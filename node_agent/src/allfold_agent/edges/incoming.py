@@ -28,8 +28,7 @@ log = logging.getLogger(__name__)
 _ACK_BYTES = 1 << 20
 _ACK_FRAMES = 64
 _ACK_SECONDS = 0.002
-# A longer payload comes straight to its landing.
-_LONGEST_SHORT = 16 * 1024
+_STAGE_BYTES = 16 * 1024
 # After so much in memory of the sender it is the turn of the other edges.
 _TURN_BYTES = 1 << 20
 
@@ -92,7 +91,7 @@ class IncomingFrames:
     def _open(self, connected: socket.socket, early: bytes, takes_files: bool) -> None:
         connection = self._connection = InConnection(connected)
         self._unacked_bytes = self._unacked_frames = 0
-        self._reader = FrameReader(connection, self, self.rate, _LONGEST_SHORT, early)
+        self._reader = FrameReader(connection, self, self.rate, _STAGE_BYTES, early)
         if takes_files and not connection.crosses_a_wire:
             self._acknowledge()  # nothing new: the sender may pass files now
         self._serve_for(READABLE)
@@ -194,12 +193,13 @@ class IncomingFrames:
         """Take a frame that is whole, unless it has to wait."""
         if not self._admit(header, payload if is_shared else None):
             return False
-        landing = self._landing
+        view = NOWHERE if self._landing is None else self._landing.view
         if is_shared:
             self._left -= header.length
-        if landing is not None and len(landing.view):
-            # Shared ones may be long: others go on meanwhile.
-            np.copyto(np.frombuffer(landing.view, np.uint8), np.frombuffer(payload, np.uint8))
+            if view:  # it may be long: others go on meanwhile
+                np.copyto(np.frombuffer(view, np.uint8), np.frombuffer(payload, np.uint8))
+        elif view:
+            view[:] = payload
         self.finish(header, payload)
         return True
 
@@ -215,8 +215,7 @@ class IncomingFrames:
         self._sink = self._landing = None
         if sink is not None and landing is not None:
             sink.received(landing)
-            self.counters.payload_bytes += header.length
-            self.counters.frames += 1
+            self.counters.add(header.length)
         self.count_in(header.length, scrapped=landing is None)
         if self._unacked_bytes >= _ACK_BYTES or self._unacked_frames >= _ACK_FRAMES:
             self._acknowledge()

@@ -158,7 +158,7 @@ class OutConnection:
             place: where a receiver on this machine may read it, instead of being sent it.
 
         Returns:
-            The number of bytes that are written, also of frames that waited.
+            The number of bytes that are written; 0 where others wait already, before it.
 
         Raises:
             OSError: the connection broke or was dropped.
@@ -169,8 +169,9 @@ class OutConnection:
             head = head._replace(type=FrameType.SHARED, length=RANGE_SIZE)
             payload = found.pack()
         header = head.pack()
-        size, written, is_first = len(header) + len(payload), 0, not self.unsent
-        if is_first and size <= _AT_ONCE_BYTES:
+        size, written = len(header) + len(payload), 0
+        others_wait, is_long = bool(self.unsent), size > _AT_ONCE_BYTES
+        if not (others_wait or is_long):
             try:
                 written = self.socket.sendmsg((header, payload), rights(file), socket.MSG_DONTWAIT)
             except BlockingIOError:
@@ -180,7 +181,7 @@ class OutConnection:
                     return written
         self.unsent += ((memoryview(header), file), (memoryview(payload), None))
         self._drop(written)
-        return written + self.go_on(most - written) if is_first else 0
+        return self.go_on(most) if is_long and not others_wait else written
 
     def go_on(self, most: int = _WITHOUT_END) -> int:
         """Write what waits, as :meth:`write` does."""

@@ -330,8 +330,7 @@ class OutEdge:
         if frame.counted:
             return
         frame.counted = True
-        self.counters.payload_bytes += len(frame.payload)
-        self.counters.frames += 1
+        self.counters.add(len(frame.payload))
         frame.content.sent()
 
     # Acknowledgements. Memory waits for them, but each by itself is not worth being woken for.

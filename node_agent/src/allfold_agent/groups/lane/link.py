@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Callable
-from time import monotonic
 from typing import Protocol
 
 from allfold_agent.edges.connections import EdgeCounters, InConnection
@@ -28,8 +27,7 @@ log = logging.getLogger(__name__)
 
 # What is shorter is sent itself, to a node on this machine as well.
 _SHARED_BYTES = 32 * 1024
-# The longest payload that is copied out of the stage; others come to their memory at once.
-_LONGEST_SHORT = 64 * 1024
+_STAGE_BYTES = 64 * 1024
 
 
 class FrameSink(Protocol):
@@ -78,7 +76,6 @@ class LaneLink:
         self._on_broken = on_broken
         self._number = 0  # of the next frame that it sends
         self._comes_there = False  # the long payload on its way, to where the sink wants it
-        self._broke_at: dict[str, float] = {}
 
     @property
     def is_whole(self) -> bool:
@@ -110,26 +107,11 @@ class LaneLink:
         self._drop_out()
         self._drop_in()
 
-    def _lose(self, direction: str, error: Exception) -> None:
-        log.info("the short lane %s node %s broke: %s", direction, self.node, error)
-        self._broke_at[direction] = monotonic()
-        self._on_broken()
-
-    def _note_end(self, direction: str) -> None:
-        """Log that the lane is there again, if it was broken in this direction."""
-        began = self._broke_at.pop(direction, None)
-        if began is not None:
-            seconds = monotonic() - began
-            log.info(
-                "the short lane %s node %s is back, after %.1f s", direction, self.node, seconds
-            )
-
     # Sending
 
     def take_out(self, connected: socket.socket) -> None:
         """Send on this connection, which the other node has opened."""
         self._drop_out()
-        self._note_end("to")
         self._number = 0
         self.outgoing = OutConnection(connected, 0, self._thread, self._serve_out)
 
@@ -159,8 +141,7 @@ class LaneLink:
         outgoing, nbytes = self.outgoing, len(payload)
         if outgoing is None:
             return
-        self.sent.frames += 1
-        self.sent.payload_bytes += nbytes
+        self.sent.add(nbytes)
         number, self._number = self._number, self._number + 1
         digest = outgoing.digest(payload)
         header = FrameHeader(kind, stamp, number, seq, start, nbytes, fingerprint, digest, behind)
@@ -188,17 +169,17 @@ class LaneLink:
             self._lose_out(error)
 
     def _lose_out(self, error: Exception) -> None:
+        log.info("the short lane to node %s broke: %s", self.node, error)
         self._drop_out()
-        self._lose("to", error)
+        self._on_broken()
 
     # Receiving
 
     def take_in(self, connected: socket.socket, early: bytes) -> None:
         """Receive on this connection, which this node has opened."""
         self._drop_in()
-        self._note_end("from")
         incoming = self._incoming = InConnection(connected)
-        reader = self.reader = FrameReader(incoming, self, self.rate, _LONGEST_SHORT, early)
+        reader = self.reader = FrameReader(incoming, self, self.rate, _STAGE_BYTES, early)
         self._thread.register(connected, self._serve_in)
         try:
             if self._payloads.files_come and not incoming.crosses_a_wire:
@@ -224,13 +205,13 @@ class LaneLink:
     def _lose_in(self, error: Exception) -> None:
         if isinstance(error, MissingFile):
             self._payloads.files_come = False
+        log.info("the short lane from node %s broke: %s", self.node, error)
         self._drop_in()
-        self._lose("from", error)
+        self._on_broken()
 
     def take(self, header: FrameHeader, payload: memoryview, *, is_shared: bool) -> bool:
         """Take a frame that is whole; none has to wait."""
-        self.received.frames += 1
-        self.received.payload_bytes += header.length
+        self.received.add(header.length)
         content = payload if is_shared else bytearray(payload)
         self._sink.take(self.node, header, content, is_there=False)
         return True
@@ -245,8 +226,7 @@ class LaneLink:
 
     def finish(self, header: FrameHeader, memory: memoryview) -> None:
         """Take a frame whose payload has come to that memory."""
-        self.received.frames += 1
-        self.received.payload_bytes += header.length
+        self.received.add(header.length)
         self._sink.take(self.node, header, memory, is_there=self._comes_there)
 
 

@@ -156,19 +156,15 @@ class LaneLinks:
 
     def _broken(self, life: GroupLife) -> None:
         """A connection has ended: the next opening of the lane needs another one."""
-        event = self._dialling.pop(life, None)
-        if event is not None:
-            event.set()
-        link = self._links.pop(life, None)
-        if link is not None:
-            link.close()
+        self._end(life)
         # Last: it looks if all links are whole.
         self._on_change()
 
     def _end(self, life: GroupLife) -> None:
         if (event := self._dialling.pop(life, None)) is not None:
             event.set()
-        self._links.pop(life).close()
+        if (link := self._links.pop(life, None)) is not None:
+            link.close()
 
     def close(self) -> None:
         """End all connections. From any thread."""
