@@ -120,27 +120,24 @@ class InConnection:
         return self.files.content(header, place)
 
     def wake_for(self, missing: int) -> None:
-        """Make the connection readable when a good part of a payload is there.
+        """Make the connection readable when a header or much of a payload is there.
+
+        A link delivers a long payload packet by packet. A blocking call would not work, because
+        bytes that it has taken while it waits no longer count. A tunnel delivers more at once.
 
         But it waits for no more than half of what the peer may send before we read, which is little
         at first; otherwise the peer would wait for us, and we for the peer.
         """
-        if missing > HEADER_SIZE and self._is_tcp:
+        if not self._is_tcp:
+            return
+        if missing > HEADER_SIZE:
             if self._window < 2 * _LOW_WATER:  # it grows
                 info = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _WINDOW.size)
                 (self._window,) = _WINDOW.unpack(info)
             missing = max(1, min(missing, _LOW_WATER, self._window // 2))
-        self.wake_at(missing)
-
-    def wake_at(self, nbytes: int) -> None:
-        """Make the connection readable only when so many bytes are there, or it has ended.
-
-        A link delivers a long payload packet by packet. A blocking call would not work, because
-        bytes that it has taken while it waits no longer count. A tunnel delivers more at once.
-        """
-        if nbytes != self._low_water and self._is_tcp:
-            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
-            self._low_water = nbytes
+        if missing != self._low_water:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, missing)
+            self._low_water = missing
 
     def close(self) -> None:
         """End the connection, and forget the files that came on it."""
