@@ -169,19 +169,19 @@ class OutConnection:
             head = head._replace(type=FrameType.SHARED, length=RANGE_SIZE)
             payload = found.pack()
         header = head.pack()
-        size, written = len(header) + len(payload), 0
-        others_wait, is_long = bool(self.unsent), size > _AT_ONCE_BYTES
-        if not (others_wait or is_long):
-            try:
-                written = self.socket.sendmsg((header, payload), rights(file), socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                pass
-            else:
-                if written == size:
-                    return written
-        self.unsent += ((memoryview(header), file), (memoryview(payload), None))
-        self._drop(written)
-        return self.go_on(most) if is_long and not others_wait else written
+        size, others_wait = len(header) + len(payload), bool(self.unsent)
+        if others_wait or size > _AT_ONCE_BYTES:
+            self.unsent += ((memoryview(header), file), (memoryview(payload), None))
+            return 0 if others_wait else self.go_on(most)
+        passed = () if file is None else rights(file)
+        try:
+            written = self.socket.sendmsg((header, payload), passed, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            written = 0
+        if written < size:
+            self.unsent += ((memoryview(header), file), (memoryview(payload), None))
+            self._drop(written)
+        return written
 
     def go_on(self, most: int = _WITHOUT_END) -> int:
         """Write what waits, as :meth:`write` does."""
@@ -189,7 +189,8 @@ class OutConnection:
         try:
             while self.unsent and written < most:
                 pieces, file = self._next_pieces()
-                count = self.socket.sendmsg(pieces, rights(file), socket.MSG_DONTWAIT)
+                passed = () if file is None else rights(file)
+                count = self.socket.sendmsg(pieces, passed, socket.MSG_DONTWAIT)
                 written += count
                 self._drop(count)
         except BlockingIOError:

@@ -83,14 +83,11 @@ class SentFiles:
         return SharedRange(slot, True, start, nbytes), buffer
 
 
-Rights = list[tuple[int, int, bytes]]
 _DESCRIPTOR = struct.Struct("i")
 
 
-def rights(memory: SharedMemory | None) -> Rights:
-    """Return what ``sendmsg`` passes the file of some memory with, if there is any."""
-    if memory is None:
-        return []
+def rights(memory: SharedMemory) -> list[tuple[int, int, bytes]]:
+    """Return what ``sendmsg`` passes the file of some memory with."""
     return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, _DESCRIPTOR.pack(memory.file))]
 
 

@@ -142,8 +142,8 @@ class LaneLink:
         if outgoing is None:
             return
         self.sent.add(nbytes)
-        number, self._number = self._number, self._number + 1
-        digest = outgoing.digest(payload)
+        digest, number = outgoing.digest(payload), self._number
+        self._number = number + 1
         header = FrameHeader(kind, stamp, number, seq, start, nbytes, fingerprint, digest, behind)
         try:
             outgoing.write(header, payload, place if nbytes >= _SHARED_BYTES else None)
