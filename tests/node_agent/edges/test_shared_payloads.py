@@ -18,7 +18,7 @@ import pytest
 from allfold_agent.arithmetic.arrays import Array
 from allfold_agent.edges.in_edge import InEdge
 from allfold_agent.edges.out_edge import OutEdge
-from allfold_agent.edges.outgoing import SLOTS, SentFiles
+from allfold_agent.edges.outgoing import SLOTS, SentFiles, SharedMemory
 from allfold_agent.edges.received_files import MissingFile, ReceivedFiles
 from allfold_agent.execution.op_edges import OpSender
 from allfold_agent.runtime.buffers import SHARED_BYTES, Buffer, BufferPool
@@ -212,14 +212,13 @@ def test_a_buffer_keeps_its_slot_until_there_are_more_buffers_than_slots() -> No
     buffers, sent_files = BufferPool(1 << 30, never), SentFiles()
     every = [buffers.take(SHARED_BYTES, shared=True) for _ in range(SLOTS + 2)]
     for number, buffer in enumerate(every):
-        place, file = sent_files.range_of(buffer, 0, 1)
-        assert (place.slot, place.is_new, file) == (number % SLOTS, True, buffer.file)
-        sent_files.add(buffer)
+        place, file = sent_files.pass_range(buffer, 0, 1)
+        assert (place.slot, place.is_new, file) == (number % SLOTS, True, buffer)
 
-    def found(buffer: Buffer) -> tuple[int, bool, int]:
-        place, file = sent_files.range_of(buffer, 0, 1)
+    def found(buffer: Buffer) -> tuple[int, bool, SharedMemory | None]:
+        place, file = sent_files.pass_range(buffer, 0, 1)
         return place.slot, bool(place.is_new), file
 
-    assert found(every[0]) == (2, True, every[0].file), "another one has its slot"
-    assert found(every[2]) == (2, False, -1)
-    assert [found(each) for each in every[-2:]] == [(0, False, -1), (1, False, -1)]
+    assert found(every[2]) == (2, False, None)
+    assert [found(each) for each in every[-2:]] == [(0, False, None), (1, False, None)]
+    assert found(every[0]) == (2, True, every[0]), "another one has its slot"

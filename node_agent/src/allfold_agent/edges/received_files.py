@@ -64,9 +64,7 @@ class ReceivedFiles:
         """Take descriptors that came with the bytes of a frame."""
         self._descriptors.extend(descriptors)
 
-    def content(
-        self, header: FrameHeader, place: memoryview | bytearray
-    ) -> tuple[FrameHeader, memoryview]:
+    def content(self, header: FrameHeader, place: memoryview) -> tuple[FrameHeader, memoryview]:
         """Return the ``DATA`` frame that a ``SHARED`` one stands for, and its payload.
 
         It may be asked for more than once.

@@ -8,8 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from allfold_agent.arithmetic.arrays import ARRAY_DTYPES, Array
-from allfold_agent.edges.outgoing import SharedMemory
-from allfold_agent.groups.lane.outgoing import FilePlace
+from allfold_agent.edges.outgoing import FilePlace, SharedMemory
 from allfold_agent.groups.lane.page import AgentPage
 from allfold_core.dtypes import DType
 

@@ -20,7 +20,7 @@ import numpy as np
 from allfold_agent.arithmetic.arrays import Array
 from allfold_agent.arithmetic.kernels import Arithmetic
 from allfold_agent.compilation.op_spec import OpSpec, sizes
-from allfold_agent.groups.lane.incoming import LONGEST_PAYLOAD
+from allfold_agent.edges.outgoing import FilePlace
 from allfold_agent.groups.lane.op_memory import (
     NOTHING,
     Elements,
@@ -29,8 +29,8 @@ from allfold_agent.groups.lane.op_memory import (
     SharedBytes,
     private,
 )
-from allfold_agent.groups.lane.outgoing import FilePlace, Payload
 from allfold_agent.groups.lane.page import AgentPage
+from allfold_agent.groups.lane.payloads import LONGEST_PAYLOAD, Payload
 from allfold_core.operations import Kind
 from allfold_core.plan import Plan
 from allfold_core.pricing.lane import sends_everything
