@@ -34,7 +34,7 @@ _OF_MACHINES = (
 """How many ranks there are on this machine."""
 
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
-_LONGEST_HOST = 100
+_LONGEST_HOST = 32  # it is in the path of a socket, too
 
 
 class Start(Enum):
