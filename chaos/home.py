@@ -30,7 +30,7 @@ class Home:
     """
 
     def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="af", dir="/tmp"))  # noqa: S108 - it is short
+        self.folder = Path(tempfile.mkdtemp(prefix="af", dir="/tmp"))
 
     def __enter__(self) -> Self:
         return self

@@ -18,7 +18,7 @@ from allfold_core.errors import AllfoldError
 from chaos.home import Home
 
 PATIENCE_SECONDS = 60.0
-_TOKEN = "token-of-all-jobs-here"  # noqa: S105
+_TOKEN = "token-of-all-jobs-here"
 
 
 class JobRank:
