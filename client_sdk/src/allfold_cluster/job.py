@@ -102,6 +102,10 @@ class JobRecord:
         """Write it for commands of this user; the folder is nobody else's."""
         Path(self.logs, _RECORD).write_text(json.dumps(asdict(self)))
 
+    def log_files(self) -> list[Path]:
+        """Return the log of each service, and of their supervisor."""
+        return sorted(Path(self.logs).glob("*.log"))
+
     def ready_news(self) -> bytes:
         """Return what ranks are told."""
         return json.dumps({"agent": self.agent, "logs": self.logs}).encode()
