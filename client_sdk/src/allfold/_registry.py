@@ -74,7 +74,7 @@ class JoinedGroups:
         self._forget_lost_agent()
         with self._lock:
             self._check_is_new(seat.group)
-            session = self._connected(agent, settings.options.join_timeout, seat.world_size)
+            session = self._connected(agent, seat, settings)
             self._opening[seat.group] = seat
         try:
             membership = RankMembership.join(session, seat, settings)
@@ -179,10 +179,10 @@ class JoinedGroups:
         if before is not None and before is not self._used:
             before.close()
 
-    def _connected(self, agent: str | None, patience: float, world_size: int) -> Session:
+    def _connected(self, agent: str | None, seat: SeatRequest, settings: GroupSettings) -> Session:
         """The connection, made now if there is none; ``InvalidArgument`` if it is to another."""
         if self._session is None:
-            self._session = self._session_at(agent, patience, world_size)
+            self._session = self._session_at(agent, seat, settings)
             self._draining.begin_anew()
             self._session.connection.requests.on_drain = self._told_to_leave
         self._session.connection.check_process()
@@ -194,13 +194,15 @@ class JoinedGroups:
             )
         return self._session
 
-    def _session_at(self, agent: str | None, patience: float, world_size: int) -> Session:
+    def _session_at(self, agent: str | None, seat: SeatRequest, settings: GroupSettings) -> Session:
         """Connect to an agent: the one that is named, else one of the job's own services."""
+        patience = settings.options.join_timeout
         deadline = monotonic() + patience
         if self._services is None and are_wanted(agent):
             from allfold._starting.offers import started_alone
 
-            self._services = started_alone(world_size)
+            grows = settings.options.max_world is not None
+            self._services = started_alone(seat.world_size, grows=grows)
         services = self._services
         if agent or services is None:
             return Session(agent or socket_path(), patience)

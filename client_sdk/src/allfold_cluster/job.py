@@ -28,7 +28,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Self
 
-from allfold_cluster.environment import service_environment, socket_path
+from allfold_cluster.environment import SOCKET_PATH_LIMIT, service_environment
 from allfold_cluster.processes import wait_for
 from allfold_core.errors import AgentUnreachable, from_dict
 from allfold_core.protocol.rank_messages import default_socket
@@ -37,6 +37,9 @@ LONGEST_NEWS = 64 * 1024
 _LOCK, _LOG, _RECORD = "lock", "supervisor.log", "job.json"
 _BACKLOG = 512
 _SPAWN_SECONDS = 30.0
+_CLAIM_TRIES = 100
+# For records and logs: without that much, services fail one after the other and cannot say why.
+_ROOM_BYTES = 256 * 1024
 _TAIL_CHARACTERS = 2000
 
 
@@ -97,6 +100,10 @@ class JobRecord:
     def write(self) -> None:
         """Write it for commands of this user; the folder is nobody else's."""
         Path(self.logs, _RECORD).write_text(json.dumps(asdict(self)))
+
+    def log_files(self) -> list[Path]:
+        """Return the log of each service, and of their supervisor."""
+        return sorted(Path(self.logs).glob("*.log"))
 
     def ready_news(self) -> bytes:
         """Return what ranks are told."""
@@ -209,7 +216,8 @@ def join(services: JobServices, token: str) -> Lifeline:
         AgentUnreachable: nothing can be started here; says why.
     """
     folder = jobs_folder()
-    path = Path(socket_path(folder / f"{services.job}.sock"))
+    path = folder / f"{services.job}.sock"
+    _check_length(folder, services)
     try:
         with claiming(folder):
             _sweep(folder)
@@ -247,19 +255,22 @@ def claiming(folder: Path) -> Iterator[None]:
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     path = folder / _LOCK
-    while True:
+    for tries_left in reversed(range(_CLAIM_TRIES)):
         try:
             for each in (folder.parent, folder):
                 each.mkdir(mode=0o700, parents=each is folder.parent, exist_ok=True)
                 _check_is_ours(each)
             lock = path.open("a")
         except FileNotFoundError:  # removed meanwhile, by who was the last
-            continue
+            if tries_left:
+                continue
+            raise
         with lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if path.exists() and path.stat().st_ino == os.fstat(lock.fileno()).st_ino:
                 yield
                 return
+    raise OSError(f"others have removed it {_CLAIM_TRIES} times")
 
 
 def _check_is_ours(folder: Path) -> None:
@@ -274,6 +285,25 @@ def _check_is_ours(folder: Path) -> None:
             f"uid {os.geteuid()}: it must be this user's, and nobody else may write to it. Remove "
             "it, or set XDG_RUNTIME_DIR to a folder of yours."
         )
+
+
+def _check_length(folder: Path, services: JobServices) -> None:
+    """Refuse a folder with too long a path for the agent's socket, which has the longest one."""
+    size = len(os.fsencode(folder / f"{services.job}-{'x' * 8}" / f"{services.node}.sock"))
+    if size > SOCKET_PATH_LIMIT:
+        raise AgentUnreachable(
+            f"the folder {folder} for the services of this job has too long a path: sockets in it "
+            f"would have {size} bytes, but Unix sockets allow {SOCKET_PATH_LIMIT}. Set "
+            "XDG_RUNTIME_DIR or TMPDIR to a shorter folder."
+        )
+
+
+def _check_room(folder: Path) -> None:
+    """Refuse a folder that is full."""
+    file = folder / "room"
+    with file.open("wb") as room:
+        os.posix_fallocate(room.fileno(), 0, _ROOM_BYTES)
+    file.unlink()
 
 
 def _sweep(folder: Path) -> None:
@@ -317,6 +347,7 @@ def _connect(path: Path) -> socket.socket | None:
 def _start(folder: Path, path: Path, services: JobServices, token: str) -> None:
     own = Path(tempfile.mkdtemp(prefix=f"{services.job}-", dir=folder))
     try:
+        _check_room(own)
         with (
             (own / _LOCK).open("a") as lock,
             socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener,
@@ -338,17 +369,21 @@ def _spawn(
     job: str, arguments: list[str], token: str, inherited: tuple[int, ...], log: int
 ) -> None:
     """Start a supervisor, which outlives this process and is no child of it."""
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "allfold_cluster.supervisor", *arguments],
-        env=service_environment(os.environ, token),  # no command line has the token
-        pass_fds=inherited,
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=log,
-        timeout=_SPAWN_SECONDS,
-        check=False,
-    )
-    if done.returncode:
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "allfold_cluster.supervisor", *arguments],
+            env=service_environment(os.environ, token),  # no command line has the token
+            pass_fds=inherited,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            timeout=_SPAWN_SECONDS,
+            check=False,
+        )
+        ended = f"status {done.returncode}" if done.returncode else ""
+    except subprocess.TimeoutExpired:
+        ended = f"no answer within {_SPAWN_SECONDS:g} s"
+    if ended:
         raise AgentUnreachable(
-            "the supervisor of this job's services cannot be started" + last_words(job)
+            f"the supervisor of this job's services cannot be started ({ended})" + last_words(job)
         )

@@ -56,7 +56,9 @@ class Rank:
             self.process = os.pidfd_open(pid)
 
     def tell(self, news: bytes) -> None:
-        """Send news, unless the rank has gone or reads none."""
+        """Send news, unless there are none, or the rank has gone or reads none."""
+        if not news:  # which would look like the end of the connection
+            return
         with suppress(OSError):
             self.connected.send(news, socket.MSG_DONTWAIT)
 
@@ -97,9 +99,11 @@ class Supervisor:
                 self._serve(cluster, interrupts)
                 self._await_other_nodes(cluster, interrupts)
             except Interrupted as interrupted:
-                log.warning("%s: the services of job %s end", interrupted, self._services.job)
+                self._tell_end(ServiceError(f"{interrupted} has ended the services of this job"))
+            except OSError as error:
+                reason = f"the supervisor of this job's services has failed: {error}"
+                self._tell_end(ServiceError(reason))
             except AllfoldError as error:
-                log.error("%s", error)
                 self._tell_end(error)
 
     # --- starting
@@ -110,11 +114,11 @@ class Supervisor:
             try:
                 self._start(cluster)
             except AllfoldError as error:
-                taken = _is_taken(cluster.listen) and not self._services.orchestrator
+                taken = cluster.orchestrator_ended and _is_taken(cluster.listen)
                 cluster.close()
-                if not taken or not tries_left:
+                if self._services.orchestrator or not (taken and tries_left):
                     raise
-                log.warning("another process has taken port %s: %s", cluster.listen, error)
+                log.warning("another process has taken %s: %s", cluster.listen, error)
             except BaseException:
                 cluster.close()
                 raise
@@ -206,11 +210,16 @@ class Supervisor:
         raise ServiceError(report)
 
     def _tell_end(self, error: AllfoldError) -> None:
-        """Tell the ranks, those also that have only just come."""
-        self._listener.setblocking(False)
-        with suppress(BlockingIOError):
-            while not self._is_over:
-                self._accept()
+        """Tell the ranks, those also that have only just come; who comes later starts anew."""
+        log.error("%s", error)
+        if self._is_over:
+            return
+        with claiming(self._folder.parent):
+            self._listener.setblocking(False)
+            with suppress(BlockingIOError):
+                while True:
+                    self._accept()
+            self._stop_listening()
         news = json.dumps({"error": error.to_dict()}).encode()
         for rank in set(self._ranks.values()):
             rank.tell(news)
@@ -245,11 +254,11 @@ class Supervisor:
             interrupts.raise_if_pending()
 
     def _forget_all(self) -> None:
-        with claiming(self._folder.parent):
-            self._stop_listening()
         for rank in set(self._ranks.values()):
             rank.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        with claiming(self._folder.parent):
+            self._stop_listening()
+            shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _any_port() -> int:

@@ -142,16 +142,23 @@ def taken(offer: ServicesOffer, environment: Environment = os.environ) -> OwnSer
     return _joined(offer, environment, serves=False)
 
 
-def started_alone(world_size: int, environment: Environment = os.environ) -> OwnServices:
+def started_alone(
+    world_size: int, environment: Environment = os.environ, *, grows: bool = False
+) -> OwnServices:
     """Come to the services of a job whose ranks have no store: by the name of their run.
+
+    Args:
+        grows: ranks may join later, also a single one.
 
     Raises:
         AgentUnreachable: they cannot be started here.
         InvalidArgument: the ranks are on several machines, and nothing tells where they meet.
     """
-    job = run_name(environment, parent_process())
+    # Where no launcher names the run, a single rank is one, whatever else its parent has started.
+    is_single = world_size == 1 and not grows
+    job = run_name(environment, f"{parent_process()} {os.getpid() if is_single else ''}")
     url, serves, own = environment.get("ALLFOLD_ORCHESTRATOR_URL", ""), False, ""
-    if not url and is_on_one_machine(environment, world_size) is False:
+    if not url and _are_apart(environment, world_size):
         host, port = _meeting_place(environment)
         url = _url(host, port, environment)
         serves = is_of_this_machine(host)
@@ -161,10 +168,27 @@ def started_alone(world_size: int, environment: Environment = os.environ) -> Own
     return _joined(offer, environment, serves=serves)
 
 
+def _are_apart(environment: Environment, world_size: int) -> bool:
+    """Return whether ranks without a store are on several machines, as far as anything says so."""
+    on_one = is_on_one_machine(environment, world_size)
+    master = environment.get("MASTER_ADDR", "")
+    if on_one is not None or not master:
+        return on_one is False
+    address = resolved(master, "MASTER_ADDR")
+    if is_loopback(address):
+        return False
+    return _has_meeting_place(environment) or not is_of_this_machine(address)
+
+
+def _has_meeting_place(environment: Environment) -> bool:
+    port = environment.get("MASTER_PORT", "")
+    return bool(environment.get("MASTER_ADDR") and port.isdecimal() and _token(environment))
+
+
 def _meeting_place(environment: Environment) -> tuple[str, int]:
     """Return where ranks of several machines meet without a store: beside the launcher's port."""
     address, port = environment.get("MASTER_ADDR", ""), environment.get("MASTER_PORT", "")
-    if not (address and port.isdecimal() and _token(environment)):
+    if not _has_meeting_place(environment):
         raise InvalidArgument(
             "the ranks of this job are on several machines, no node agent listens on "
             f"{socket_path()}, and nothing tells where to meet. Set ALLFOLD_ORCHESTRATOR_URL (and "

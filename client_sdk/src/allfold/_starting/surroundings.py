@@ -12,6 +12,7 @@ from enum import Enum
 from ipaddress import ip_address
 from pathlib import Path
 
+from allfold._process.rank_sources import is_in_slurm_step
 from allfold._process.settings import socket_path
 from allfold._session.agent_socket import connect
 from allfold_core.errors import AgentUnreachable, InvalidArgument
@@ -23,18 +24,24 @@ Environment = Mapping[str, str]
 
 _OF_RUNS = (
     *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT"),
-    *("SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID"),
+    *("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID"),
 )
 """What launchers give to all processes of a run, and to those of no other."""
+
+_OF_STEPS = ("SLURM_JOB_ID", "SLURM_STEP_ID")
+"""The same together; the first alone is that of all that a user runs in an allocation."""
 
 _OF_MACHINES = (
     *("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"),
     "SLURM_TASKS_PER_NODE",
 )
-"""How many ranks there are on this machine."""
+"""How many ranks there are on this machine; Slurm's is like ``2(x3),1``: all, where it is one."""
+
+_OF_PODS = ("LWS_WORKER_INDEX", "JOB_COMPLETION_INDEX", "PET_NODE_RANK")
+"""What Kubernetes gives to pods that have one rank each."""
 
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
-_LONGEST_HOST = 100
+_LONGEST_HOST = 32  # it is in the path of a socket, too
 
 
 class StartMode(Enum):
@@ -90,7 +97,8 @@ def run_name(environment: Environment, parent: str) -> str:
     Args:
         parent: the process that started this one, where no launcher names the run.
     """
-    known = [f"{name}={environment[name]}" for name in _OF_RUNS if environment.get(name)]
+    names = _OF_RUNS + (_OF_STEPS if is_in_slurm_step(environment) else ())
+    known = [f"{name}={environment[name]}" for name in names if environment.get(name)]
     text = "\0".join(known or [parent])
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -109,10 +117,9 @@ def parent_process() -> str:
 def ranks_here(environment: Environment) -> int | None:
     """Return how many ranks of the job are on this machine, where a launcher says so."""
     for name in _OF_MACHINES:
-        # Slurm says it of all machines: 4, or 4(x2) for two machines, or 4,3.
         if found := re.match(r"\d+", environment.get(name, "")):
             return int(found[0])
-    return None
+    return 1 if any(environment.get(name) for name in _OF_PODS) else None
 
 
 def is_on_one_machine(environment: Environment, world_size: int) -> bool | None:
@@ -148,12 +155,12 @@ def is_loopback(address: str) -> bool:
 def is_of_this_machine(address: str) -> bool:
     """Return True if a process of this machine can listen there."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        try:
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.bind((address, 0))
-        except OSError:
-            return False
-        return True
+    except OSError:  # also on a machine without IPv6
+        return False
+    return True
 
 
 def address_towards(address: str, what: str) -> str:
@@ -165,15 +172,15 @@ def address_towards(address: str, what: str) -> str:
         AgentUnreachable: there is no route to it.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((address, 9))
-        except OSError as error:
-            raise AgentUnreachable(
-                f"this machine ({socket.gethostname()}) has no route to {what} ({address}): "
-                f"{error.strerror}. Name an address that all machines of the job reach."
-            ) from error
-        return str(probe.getsockname()[0])
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise AgentUnreachable(
+            f"this machine ({socket.gethostname()}) has no route to {what} ({address}): "
+            f"{error.strerror}. Name an address that all machines of the job reach."
+        ) from error
 
 
 def free_port(address: str) -> int:

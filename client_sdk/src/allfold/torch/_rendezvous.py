@@ -195,31 +195,34 @@ class _Meeting:
         self._timeout = timeout
         self._deadline = monotonic() + timeout.total_seconds()
         self._visit = _Visit(uuid.uuid4().hex, world_size)
+        self._failure: AllfoldError | None = None
         store.set(_visit_key(rank), str(self._visit))
 
     def lead(self, offer: dict[str, str] | None, failure: AllfoldError | None) -> str:
         """Name the group and wait for the confirmations of all others: the part of rank 0."""
         name = _new_name()
-        answer = {"name": name, "offer": offer, "failure": _packed(failure)}
         if failure is not None:
-            self._deadline = min(self._deadline, monotonic() + _FAILED_SECONDS)
+            self._fail(name, failure)
         try:
-            self._await_all(answer)
-        except AgentUnreachable as error:
-            self._store.set(_all_key(name), json.dumps(_packed(error)))
-            raise
+            self._await_all(name, offer)
         except PeerMissing:
-            if failure is None:
+            if self._failure is None:
                 raise
-        if failure is not None:
-            raise failure
+        if self._failure is not None:
+            raise self._failure
         # The next group in this store must not meet these visits.
         for rank in range(self._world_size):
             self._store.set(_visit_key(rank), _OVER)
         self._store.set(_all_key(name), _YES)
         return name
 
-    def _await_all(self, answer: dict[str, Any]) -> None:
+    def _fail(self, name: str, failure: AllfoldError) -> None:
+        """There can be no group: who has been answered is told so, and for a while who comes."""
+        self._failure = failure
+        self._deadline = min(self._deadline, monotonic() + _FAILED_SECONDS)
+        self._store.set(_all_key(name), json.dumps(failure.to_dict()))
+
+    def _await_all(self, name: str, offer: dict[str, str] | None) -> None:
         """Answer each visit, also one that takes the place of another, until all have confirmed.
 
         A store cannot wait for a key to change, so this looks at those that are not there.
@@ -229,6 +232,8 @@ class _Meeting:
         while absent:
             before = dict(absent)
             for rank, answered in before.items():
+                failure = None if self._failure is None else self._failure.to_dict()
+                answer = {"name": name, "offer": offer, "failure": failure}
                 self._attend(rank, answered, absent, answer)
             if monotonic() > self._deadline:
                 raise self._missing(list(absent))
@@ -253,8 +258,10 @@ class _Meeting:
         if self._store.check([key]):
             if differ:
                 raise _disagreement({0: self._world_size, rank: visit.world_size})
-            _raise_if_failed(self._store.get(key).decode())
             del absent[rank]
+            confirmed = self._store.get(key).decode()
+            if confirmed != _YES and self._failure is None:
+                self._fail(answer["name"], _reason(confirmed))
 
     def follow(self, take: Take) -> str:
         """Take the name from rank 0 and wait for all others: the part of all but rank 0."""
@@ -267,14 +274,16 @@ class _Meeting:
                 take(answer["offer"])
             except AllfoldError as error:
                 failure = error
-                confirmed = json.dumps(_packed(error))
+                confirmed = json.dumps(error.to_dict())
         # Before the error: rank 0 raises its own when it sees that this rank has heard of it.
         self._store.set(_confirmed_key(name, self._visit.token), confirmed)
         if answer["sizes"] is not None:
             raise _disagreement({int(rank): size for rank, size in answer["sizes"].items()})
         if failure is not None:
             raise failure
-        _raise_if_failed(self._await(_all_key(name), name))
+        outcome = self._await(_all_key(name), name)
+        if outcome != _YES:
+            raise _reason(outcome)
         return name
 
     def _await(self, key: str, name: str | None = None) -> str:
@@ -324,14 +333,9 @@ class _Meeting:
         )
 
 
-def _packed(failure: AllfoldError | None) -> dict[str, Any] | None:
-    return None if failure is None else failure.to_dict()
-
-
-def _raise_if_failed(confirmed: str) -> None:
-    """Raise what a rank could not come for."""
-    if confirmed != _YES:
-        raise AgentUnreachable(from_dict(json.loads(confirmed)).message)
+def _reason(outcome: str) -> AgentUnreachable:
+    """Return what others have to know of a rank that cannot come."""
+    return AgentUnreachable(from_dict(json.loads(outcome)).message)
 
 
 def _disagreement(sizes: dict[int, int]) -> RegisterParamsMismatch:
