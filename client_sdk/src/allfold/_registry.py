@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import RLock
 from time import monotonic
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from allfold._calls.call import SeatRequest
 from allfold._group import Group
@@ -18,6 +18,7 @@ from allfold._membership import RankMembership
 from allfold._process.draining import LeaveRequest, Parting, at_exit, by_call
 from allfold._process.settings import GroupSettings, socket_path
 from allfold._session.session import Session
+from allfold._starting.surroundings import are_wanted
 from allfold_core.errors import (
     AllfoldError,
     InvalidArgument,
@@ -26,6 +27,9 @@ from allfold_core.errors import (
     RegisterNotFirstOperation,
 )
 from allfold_core.group_options import Given
+
+if TYPE_CHECKING:
+    from allfold._starting.offers import OwnServices
 
 log = logging.getLogger("allfold")
 
@@ -48,6 +52,8 @@ class JoinedGroups:
         self._groups: dict[str, Group] = {}
         self._draining = LeaveRequest(lambda parting: self.leave(parting=parting))
         self._holders: set[str] = set()
+        self._services: OwnServices | None = None  # for the next session, or this one
+        self._used: OwnServices | None = None  # of this one
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -68,7 +74,7 @@ class JoinedGroups:
         self._forget_lost_agent()
         with self._lock:
             self._check_is_new(seat.group)
-            session = self._connected(agent, settings.options.join_timeout)
+            session = self._connected(agent, seat, settings)
             self._opening[seat.group] = seat
         try:
             membership = RankMembership.join(session, seat, settings)
@@ -150,10 +156,33 @@ class JoinedGroups:
                 what = "a rank" if seated.rank is None else f"rank {seated.rank}"
                 raise MultipleRegister(f"this process is {what} of group '{name}' already")
 
-    def _connected(self, agent: str | None, patience: float) -> Session:
+    @property
+    def is_connected(self) -> bool:
+        """True while this process has a connection to an agent."""
+        return self._session is not None and self._session.connection.lost is None
+
+    @property
+    def services(self) -> OwnServices | None:
+        """The services that its job has started for itself, while they last."""
+        services = self._services
+        return services if services is not None and services.last else None
+
+    @property
+    def agent(self) -> str | None:
+        """The agent for a group that is opened now, where no other one may be started for it."""
+        return None if self._session or self._services else socket_path()
+
+    def use(self, services: OwnServices | None) -> None:
+        """Connect to the agent of these services, once there is a group to open."""
+        with self._lock:
+            before, self._services = self._services, services
+        if before is not None and before is not self._used:
+            before.close()
+
+    def _connected(self, agent: str | None, seat: SeatRequest, settings: GroupSettings) -> Session:
         """The connection, made now if there is none; ``InvalidArgument`` if it is to another."""
         if self._session is None:
-            self._session = Session(agent or socket_path(), patience)
+            self._session = self._session_at(agent, seat, settings)
             self._draining.begin_anew()
             self._session.connection.requests.on_drain = self._told_to_leave
         self._session.connection.check_process()
@@ -164,6 +193,29 @@ class JoinedGroups:
                 f"only one at a time, not also {agent}; leave its groups first"
             )
         return self._session
+
+    def _session_at(self, agent: str | None, seat: SeatRequest, settings: GroupSettings) -> Session:
+        """Connect to an agent: the one that is named, else one of the job's own services."""
+        patience = settings.options.join_timeout
+        deadline = monotonic() + patience
+        if self._services is None and are_wanted(agent):
+            from allfold._starting.offers import started_alone
+
+            grows = settings.options.max_world is not None
+            self._services = started_alone(seat.world_size, grows=grows)
+        services = self._services
+        if agent or services is None:
+            return Session(agent or socket_path(), patience)
+        try:
+            path = services.agent(deadline)
+            session = Session(path, max(1.0, deadline - monotonic()))
+        except BaseException:
+            self._services = None
+            services.close()
+            raise
+        session.connection.why_gone = services.why_lost
+        self._used = services
+        return session
 
     def _told_to_leave(self, reason: str) -> None:
         """The agent asks this process to leave, which may be on its way into its first group."""
@@ -206,13 +258,18 @@ class JoinedGroups:
 
         Without the lock, as that may take a while: a GPU may have work to finish before.
         """
-        idle = None
+        idle, used = None, None
         with self._lock:
             yield
             if not (self._groups or self._opening or self._is_held()):
                 idle, self._session = self._session, None
+                used, self._used = self._used, None
+                if used is self._services:  # else the next session has others
+                    self._services = None
         if idle is not None:
             idle.close()
+        if used is not None:
+            used.close()
 
 
 def patience_at_exit() -> float:

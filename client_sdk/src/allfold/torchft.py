@@ -125,6 +125,7 @@ class ProcessGroupAllfold(_Base):  # type: ignore[misc]
             store.get(_NAME_KEY).decode(),
             rank,
             world_size,
+            agent=registry.agent,  # replicas are jobs of their own: they meet where services run
             timeout=self._timeout.total_seconds(),
             init_timeout=opening.total_seconds(),
             fixed=True,

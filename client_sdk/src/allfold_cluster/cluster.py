@@ -85,6 +85,8 @@ class Cluster:
         address: Callable[[], str] = lambda: "127.0.0.1:0",
         seconds: float = 60.0,
         interrupts: Interrupts | None = None,
+        orchestrator_url: str = "",
+        folder: Path | None = None,
     ) -> None:
         """Make the folder; nothing is started yet.
 
@@ -95,8 +97,10 @@ class Cluster:
                 that it has: give ``free_address`` where others must find it there.
             seconds: the deadline of each start.
             interrupts: makes a start raise ``Interrupted`` when a signal comes.
+            orchestrator_url: of another machine's, where none of this cluster's is started.
+            folder: for their files, instead of one that is made, and removed in the end.
         """
-        require(_ORCHESTRATOR, _AGENT)
+        require(_AGENT, *([] if orchestrator_url else [_ORCHESTRATOR]))
         self.listen = listen
         self.redis_url = redis_url
         self.env = service_environment(os.environ if env is None else env, token)
@@ -108,7 +112,9 @@ class Cluster:
         self._seconds = seconds
         self._interrupts = interrupts
         self._names: set[str] = set()
-        self.folder = Path(tempfile.mkdtemp(prefix="allfold-"))
+        self._elsewhere = orchestrator_url
+        self._is_ours = folder is None
+        self.folder = folder or Path(tempfile.mkdtemp(prefix="allfold-"))
 
     def __enter__(self) -> Self:
         return self
@@ -119,7 +125,8 @@ class Cluster:
     def close(self) -> None:
         """End every service and remove every file; harmless when done twice."""
         with ExitStack() as ending:
-            ending.callback(shutil.rmtree, self.folder, ignore_errors=True)
+            if self._is_ours:
+                ending.callback(shutil.rmtree, self.folder, ignore_errors=True)
             if self.orchestrator is not None:
                 ending.callback(stop_all, [self.orchestrator])
             # The agents end first, while they can still say goodbye to the orchestrator.
@@ -129,7 +136,7 @@ class Cluster:
     def orchestrator_url(self) -> str:
         """The orchestrator's URL; known once it has started, or earlier with a fixed port."""
         scheme = "https" if self.env.get("ALLFOLD_TLS_DIR") else "http"
-        return f"{scheme}://{self.listen}"
+        return self._elsewhere or f"{scheme}://{self.listen}"
 
     @property
     def services(self) -> list[Child]:
@@ -173,9 +180,14 @@ class Cluster:
             InvalidArgument: it refuses its settings.
             ServiceError: it has ended, or is not ready in time; the message has the end of its log.
         """
-        child = self.launch_orchestrator()
-        self.listen = self._ready_text(child, [child]).strip()
-        return child
+        self.launch_orchestrator()
+        return self.await_orchestrator()
+
+    def await_orchestrator(self) -> Child:
+        """Wait until an orchestrator that was launched answers; raises as above."""
+        assert self.orchestrator is not None, "the orchestrator was not launched"
+        self.listen = self._ready_text(self.orchestrator, [self.orchestrator]).strip()
+        return self.orchestrator
 
     def launch_orchestrator(self) -> Child:
         """Start an orchestrator without waiting for it."""

@@ -90,12 +90,16 @@ def _pmi(env: Environment) -> Claim | None:
 
 
 def _slurm(env: Environment) -> Claim | None:
-    """Slurm, inside a step: a batch script inherits the variables without being a rank."""
-    step = env.get("SLURM_STEP_ID", "")
-    if not step.isdecimal() or int(step) >= _FIRST_SPECIAL_STEP:
+    if not is_in_slurm_step(env):
         return None
     size = "SLURM_STEP_NUM_TASKS" if env.get("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS"
     return _plain(env, "Slurm", ("SLURM_PROCID", size))
+
+
+def is_in_slurm_step(env: Environment) -> bool:
+    """Return True for a process that srun has started; a batch script inherits the variables."""
+    step = env.get("SLURM_STEP_ID", "")
+    return step.isdecimal() and int(step) < _FIRST_SPECIAL_STEP
 
 
 def _leader_worker_set(env: Environment) -> Claim | None:

@@ -60,6 +60,7 @@ class AgentConnection:
     Attributes:
         welcome: what the agent has said of itself.
         requests: those without an answer; news of groups go there, too.
+        why_gone: says more of an agent that is gone, where something is known of it.
 
     Raises:
         AgentUnreachable: nobody listens there, or nobody answers.
@@ -80,6 +81,7 @@ class AgentConnection:
         self._inbox: deque[Received] = deque()
         self._opened: tuple[Received | None, Files | None] = (None, None)
         self.requests = Requests()
+        self.why_gone: Callable[[], str] = lambda: ""
         self._numbers = itertools.count(1)
         self._lost: AgentLost | None = None
         self._is_anothers = False
@@ -315,9 +317,10 @@ class AgentConnection:
 
     def lose(self, message: str) -> AgentLost:
         """Give the agent up: all that waits, and every later call, gets this error."""
+        more = "" if self._lost is not None else self.why_gone()
         with self._lock:
             if self._lost is None:
-                self._lost = AgentLost(f"{message}; the ops in flight are lost")
+                self._lost = AgentLost(f"{message}; the ops in flight are lost{more}")
             self.requests.fail_all(self._lost)
             self._changed.notify_all()
             return self._lost
@@ -357,6 +360,7 @@ class AgentConnection:
 
     def close(self) -> None:
         """Disconnect."""
+        self.why_gone = lambda: ""
         # First: the thread that the shutdown wakes does not take the agent for gone.
         self.lose("the session was closed")
         with suppress(OSError):

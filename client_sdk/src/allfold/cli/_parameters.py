@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 
 import click
 
+from allfold_cluster.job import JobRecord, running_jobs
 from allfold_core.errors import InvalidArgument
 from allfold_core.operations import AUTO
 from allfold_core.schedules.registry import parse_strategy
@@ -16,10 +17,14 @@ from allfold_service.addresses import service_url
 from allfold_service.credentials import Tokens
 
 DEFAULT_ORCHESTRATOR = "http://127.0.0.1:7400"
+_JOB = "job:"
 orchestrator_option = click.option(
     "--orchestrator",
     metavar="URL[,URL]",
-    help=f"Its replicas. [ALLFOLD_ORCHESTRATOR_URL or {DEFAULT_ORCHESTRATOR}]",
+    help=(
+        "Its replicas, or job:NAME for a job with services of its own. [ALLFOLD_ORCHESTRATOR_URL, "
+        f"that of the one such job here, or {DEFAULT_ORCHESTRATOR}]"
+    ),
 )
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -103,12 +108,41 @@ def default_orchestrator() -> str:
 
 
 def orchestrators(given: str | None) -> list[str]:
-    """Return the addresses of the orchestrator's replicas: those given, else the environment's."""
+    """Return the addresses of the orchestrator's replicas: those given, else the environment's.
+
+    Where nothing is named, and one job of this user has started services of its own on this
+    machine, the orchestrator of that.
+    """
+    if (job := job_here(given)) is not None:
+        return [job.orchestrator]
     source, value = "--orchestrator", given
     if not value:
         source = "ALLFOLD_ORCHESTRATOR_URL"
         value = os.environ.get(source) or default_orchestrator()
     return [checked_url(source, url.strip()) for url in value.split(",")]
+
+
+def job_here(given: str | None = None) -> JobRecord | None:
+    """Return the job whose own services a command is for; ``None`` where it is for others.
+
+    Raises:
+        InvalidArgument: there are several and none is named, or none has the name.
+    """
+    named = given or os.environ.get("ALLFOLD_ORCHESTRATOR_URL") or ""
+    if named and not named.startswith(_JOB):
+        return None
+    jobs = running_jobs()
+    names = ", ".join(_JOB + each.job for each in jobs) or "none"
+    if named:
+        jobs = [each for each in jobs if _JOB + each.job == named]
+        if not jobs:
+            raise InvalidArgument(f"no job {named!r} has services of its own here: {names}")
+    if len(jobs) > 1:
+        raise InvalidArgument(
+            f"{len(jobs)} jobs have services of their own on this machine: choose one with "
+            f"--orchestrator, of {names}; or the address of an orchestrator"
+        )
+    return jobs[0] if jobs else None
 
 
 def services_to_ask(
@@ -132,4 +166,14 @@ def token(variable: str = "ALLFOLD_TOKEN", environment: Mapping[str, str] | None
     """
     env = os.environ if environment is None else environment
     text, file = env.get(variable, ""), env.get(f"{variable}_FILE", "")
-    return Tokens(text, file, variable=variable).sent
+    found = Tokens(text, file, variable=variable).sent
+    if found or environment is not None or variable != "ALLFOLD_TOKEN":
+        return found
+    job = job_here(_named_orchestrator())
+    return "" if job is None else job.token
+
+
+def _named_orchestrator() -> str | None:
+    """Return what the command that runs was given with --orchestrator."""
+    context = click.get_current_context(silent=True)
+    return None if context is None else context.params.get("orchestrator")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable
+from pathlib import Path
 
 import click
 from rich.table import Table
 
-from allfold.cli._parameters import orchestrator_option, services_to_ask, token
+from allfold.cli._parameters import job_here, orchestrator_option, services_to_ask, token
 from allfold.cli._report import StatusReport, gather, incident_lines
 from allfold.cli._showing import console, table
 from allfold_core.agent_answers import GroupStatus, Json, Status
@@ -23,7 +24,8 @@ from allfold_core.in_flight import GroupMembers, kept_results
 def status(orchestrator: str | None, agent_urls: tuple[str, ...], as_json: bool) -> None:
     """Show nodes, groups with their ranks, incidents, and what the ops in flight wait for.
 
-    An incident says what keeps ops from going on, or slows them down, and who causes it.
+    An incident says what keeps ops from going on, or slows them down, and who causes it. Of a job
+    with services of its own, the last lines name their logs.
 
     With --agent-url alone, the orchestrator is left out: it may be down while a job runs. With
     --orchestrator as well, the agents are shown before the error that says what is wrong with it.
@@ -37,15 +39,16 @@ def status(orchestrator: str | None, agent_urls: tuple[str, ...], as_json: bool)
       3    the orchestrator, or an agent that was named, cannot be reached
     """
     report = gather(*services_to_ask(orchestrator, agent_urls), token())
+    job = None if agent_urls else job_here(orchestrator)
     if as_json:
         click.echo(json.dumps(report.to_dict()))
     else:
-        _show(report)
+        _show(report, () if job is None else job.log_files())
     if report.failure is not None:
         raise report.failure
 
 
-def _show(report: StatusReport) -> None:
+def _show(report: StatusReport, logs: Iterable[Path]) -> None:
     out, seen = console(), report.activity
     if report.orchestrator and report.failure is None:
         out.print(_node_table(report.nodes))
@@ -63,6 +66,7 @@ def _show(report: StatusReport) -> None:
     lines += [loss for group in seen.memberships for loss in group.losses]
     lines += [line for group in seen.memberships for line in (*group.links, *group.lanes)]
     lines += [f"no answer: {problem}" for problem in report.problems.values()]
+    lines += [f"logs: {file}" for file in logs]
     for line in lines:
         out.print(line, soft_wrap=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Mapping
@@ -11,10 +12,12 @@ from typing import Any
 
 from torch.distributed.distributed_c10d import BackendConfig
 
-from allfold._registry import open_group
+from allfold._registry import open_group, registry
+from allfold._starting.surroundings import are_wanted
 from allfold.torch._functional import functional
 from allfold.torch._process_group import BACKEND, ProcessGroup
-from allfold.torch._rendezvous import Handle, agree_on_name, name_prefix
+from allfold.torch._rendezvous import Handle, follow, lead, name_prefix
+from allfold_core.errors import AgentUnreachable, AllfoldError
 
 
 def create_with_options(options: Any, _backend_options: Any) -> ProcessGroup:
@@ -48,6 +51,7 @@ def create(
     Raises:
         PeerMissing: some ranks did not come in time; names them.
         RegisterParamsMismatch: the ranks have been given different world sizes.
+        AgentUnreachable: a rank has no agent; says why.
     """
     if rank == 0:
         _warn_of_other_backends()
@@ -56,18 +60,57 @@ def create(
     if enable_reconfigure:
         handle = Handle(prefix, rank)
         return ProcessGroup(handle, world_size, op_seconds, store, reconfigurable=True)
+    name = _meet(store, rank, world_size, timeout)
     # What torch knows of a group's ranks does not change: it cannot go on with some of them.
-    group = open_group(
-        agree_on_name(store, rank, world_size, timeout),
-        rank,
-        world_size,
-        timeout=op_seconds,
-        fixed=True,
-    )
+    group = open_group(name, rank, world_size, agent=registry.agent, timeout=op_seconds, fixed=True)
     handle = Handle(prefix, group.rank)
     made = ProcessGroup(handle, group.world_size, op_seconds, store, reconfigurable=False)
     made.enter(group)
     return made
+
+
+def _meet(store: Any, rank: int, world_size: int, timeout: timedelta) -> str:
+    """Meet the other ranks in the store, and at the same services; return the group's name."""
+    try:
+        if rank:
+            return follow(store, rank, world_size, timeout, _take)
+        offer, failure = None, None
+        try:
+            offer = _offer(world_size)
+        except AllfoldError as error:
+            failure = error
+        return lead(store, world_size, timeout, offer, failure)
+    except BaseException:
+        registry.use(None)
+        raise
+
+
+def _offer(world_size: int) -> dict[str, str] | None:
+    """Return how others come to the services of this job, which are started if there are none."""
+    if registry.services is None and not registry.is_connected and are_wanted():
+        from allfold._starting.offers import started_for_store
+
+        registry.use(started_for_store(world_size))
+    services = registry.services
+    return None if services is None else services.offer.to_dict()
+
+
+def _take(offer: dict[str, str] | None) -> None:
+    """Come to the services that rank 0 offers, unless this process has an agent already.
+
+    Raises:
+        AgentUnreachable: this rank has another agent, or cannot have one.
+    """
+    if offer is None or registry.is_connected:
+        return
+    if named := os.environ.get("ALLFOLD_SOCKET"):
+        raise AgentUnreachable(
+            "rank 0 has started services for this job, as it knows of no agent, but on this rank "
+            f"ALLFOLD_SOCKET names one, {named}: set it for all ranks, or for none"
+        )
+    from allfold._starting.offers import ServicesOffer, taken
+
+    registry.use(taken(ServicesOffer.from_dict(offer)))
 
 
 def _warn_of_other_backends() -> None:

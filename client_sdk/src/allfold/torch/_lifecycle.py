@@ -224,6 +224,7 @@ class Lifecycle(_Base):  # type: ignore[misc]
             name,
             rank,
             len(ranks),
+            agent=registry.agent,  # ranks that come from elsewhere need one that runs for all
             timeout=self._agreed_timeout,
             init_timeout=seconds(getattr(opts, "timeout", None)),
             fixed=True,

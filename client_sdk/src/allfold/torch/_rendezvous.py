@@ -6,9 +6,10 @@ on all nodes (each launcher counts its own restarts). So every visit has a token
 answers tokens, and a rank is there once it has confirmed the answer to its token.
 
     allfold/visit/<rank>      the token of its last visit and its world size, until all are there
-    allfold/answer/<token>    the name of the group, by rank 0; or what is wrong
-    allfold/<name>/<token>    the rank has read the answer
-    allfold/<name>/all        all ranks have
+    allfold/answer/<token>    by rank 0: the name of the group and, where the job starts services of
+                              its own, how to come to those; or what is wrong
+    allfold/<name>/<token>    the rank has read the answer; or why it cannot come
+    allfold/<name>/all        all ranks have; or why one cannot
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import os
 import secrets
 import uuid
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -26,7 +27,14 @@ from time import monotonic, sleep
 from typing import Any, Self
 
 from allfold._process.settings import group_name
-from allfold_core.errors import InvalidArgument, PeerMissing, RegisterParamsMismatch
+from allfold_core.errors import (
+    AgentUnreachable,
+    AllfoldError,
+    InvalidArgument,
+    PeerMissing,
+    RegisterParamsMismatch,
+    from_dict,
+)
 from allfold_core.verdict import name_ranks
 
 _SCHEME = "allfold"
@@ -128,19 +136,44 @@ def _sessions(ranks: Iterable[Handle]) -> list[str]:
 _DEFAULT_PREFIX = "torch"
 _PREFIX_KEPT = 90
 _OVER = "over"
+_YES = "yes"
 _SHORTEST_PAUSE = 0.001
+# Where there can be no group, rank 0 tells those who come within so long.
+_FAILED_SECONDS = 10.0
 _LONGEST_PAUSE = 0.02
 
 
-def agree_on_name(store: Any, rank: int, world_size: int, timeout: timedelta) -> str:
-    """Return a name that no other group has or had, the same on all ranks, once all are there.
+Take = Callable[[dict[str, str] | None], None]
+"""Told on other ranks what rank 0 offers, as soon as that is known; raises if it is of no use."""
+
+
+def lead(
+    store: Any,
+    world_size: int,
+    timeout: timedelta,
+    offer: dict[str, str] | None = None,
+    failure: AllfoldError | None = None,
+) -> str:
+    """Name the group, once all are there: the part of rank 0.
+
+    Args:
+        offer: what the others need to know of services that the job has started.
+        failure: why there can be no group; the others get it as well.
+
+    Returns:
+        A name that no other group has or had, the same on all ranks.
 
     Raises:
         PeerMissing: some ranks did not come in time; names them.
         RegisterParamsMismatch: the ranks have been given different world sizes.
+        AgentUnreachable: a rank has no agent; says why.
     """
-    meeting = _Meeting(store, rank, world_size, timeout)
-    return meeting.lead() if rank == 0 else meeting.follow()
+    return _Meeting(store, 0, world_size, timeout).lead(offer, failure)
+
+
+def follow(store: Any, rank: int, world_size: int, timeout: timedelta, take: Take) -> str:
+    """Take the name from rank 0, once all are there: the part of the others; as :func:`lead`."""
+    return _Meeting(store, rank, world_size, timeout).follow(take)
 
 
 @dataclass(frozen=True)
@@ -162,19 +195,34 @@ class _Meeting:
         self._timeout = timeout
         self._deadline = monotonic() + timeout.total_seconds()
         self._visit = _Visit(uuid.uuid4().hex, world_size)
+        self._failure: AllfoldError | None = None
         store.set(_visit_key(rank), str(self._visit))
 
-    def lead(self) -> str:
+    def lead(self, offer: dict[str, str] | None, failure: AllfoldError | None) -> str:
         """Name the group and wait for the confirmations of all others: the part of rank 0."""
         name = _new_name()
-        self._await_all(name)
+        if failure is not None:
+            self._fail(name, failure)
+        try:
+            self._await_all(name, offer)
+        except PeerMissing:
+            if self._failure is None:
+                raise
+        if self._failure is not None:
+            raise self._failure
         # The next group in this store must not meet these visits.
         for rank in range(self._world_size):
             self._store.set(_visit_key(rank), _OVER)
-        self._store.set(_all_key(name), "yes")
+        self._store.set(_all_key(name), _YES)
         return name
 
-    def _await_all(self, name: str) -> None:
+    def _fail(self, name: str, failure: AllfoldError) -> None:
+        """There can be no group: who has been answered is told so, and for a while who comes."""
+        self._failure = failure
+        self._deadline = min(self._deadline, monotonic() + _FAILED_SECONDS)
+        self._store.set(_all_key(name), json.dumps(failure.to_dict()))
+
+    def _await_all(self, name: str, offer: dict[str, str] | None) -> None:
         """Answer each visit, also one that takes the place of another, until all have confirmed.
 
         A store cannot wait for a key to change, so this looks at those that are not there.
@@ -184,13 +232,17 @@ class _Meeting:
         while absent:
             before = dict(absent)
             for rank, answered in before.items():
-                self._attend(rank, answered, absent, name)
+                failure = None if self._failure is None else self._failure.to_dict()
+                answer = {"name": name, "offer": offer, "failure": failure}
+                self._attend(rank, answered, absent, answer)
             if monotonic() > self._deadline:
                 raise self._missing(list(absent))
             pause = _SHORTEST_PAUSE if absent != before else min(2 * pause, _LONGEST_PAUSE)
             sleep(pause)
 
-    def _attend(self, rank: int, answered: str, absent: dict[int, str], name: str) -> None:
+    def _attend(
+        self, rank: int, answered: str, absent: dict[int, str], answer: dict[str, Any]
+    ) -> None:
         """Answer the visit of a rank, or see whether it has confirmed the answer."""
         visit = self._visit_of(rank)
         if visit is None:
@@ -198,23 +250,40 @@ class _Meeting:
         differ = visit.world_size != self._world_size
         if visit.token != answered:
             sizes = {0: self._world_size, rank: visit.world_size}
-            answer = {"name": name, "sizes": sizes if differ else None}
-            self._store.set(_answer_key(visit.token), json.dumps(answer))
+            whole = answer | {"sizes": sizes if differ else None}
+            self._store.set(_answer_key(visit.token), json.dumps(whole))
             absent[rank] = visit.token
-        elif self._store.check([_confirmed_key(name, visit.token)]):
+            return
+        key = _confirmed_key(answer["name"], visit.token)
+        if self._store.check([key]):
             if differ:
                 raise _disagreement({0: self._world_size, rank: visit.world_size})
             del absent[rank]
+            confirmed = self._store.get(key).decode()
+            if confirmed != _YES and self._failure is None:
+                self._fail(answer["name"], _reason(confirmed))
 
-    def follow(self) -> str:
+    def follow(self, take: Take) -> str:
         """Take the name from rank 0 and wait for all others: the part of all but rank 0."""
         answer = json.loads(self._await(_answer_key(self._visit.token)))
         name = str(answer["name"])
+        confirmed = _YES
+        failure = answer["failure"] and from_dict(answer["failure"])
+        if failure is None and answer["sizes"] is None:
+            try:
+                take(answer["offer"])
+            except AllfoldError as error:
+                failure = error
+                confirmed = json.dumps(error.to_dict())
         # Before the error: rank 0 raises its own when it sees that this rank has heard of it.
-        self._store.set(_confirmed_key(name, self._visit.token), "yes")
+        self._store.set(_confirmed_key(name, self._visit.token), confirmed)
         if answer["sizes"] is not None:
             raise _disagreement({int(rank): size for rank, size in answer["sizes"].items()})
-        self._await(_all_key(name), name)
+        if failure is not None:
+            raise failure
+        outcome = self._await(_all_key(name), name)
+        if outcome != _YES:
+            raise _reason(outcome)
         return name
 
     def _await(self, key: str, name: str | None = None) -> str:
@@ -262,6 +331,11 @@ class _Meeting:
             missing_ranks=absent,
             timeout=seconds,
         )
+
+
+def _reason(outcome: str) -> AgentUnreachable:
+    """Return what others have to know of a rank that cannot come."""
+    return AgentUnreachable(from_dict(json.loads(outcome)).message)
 
 
 def _disagreement(sizes: dict[int, int]) -> RegisterParamsMismatch:

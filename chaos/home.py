@@ -1,0 +1,83 @@
+"""Where jobs run that start services of their own: a folder by which all they leave is found."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+from allfold_cluster.environment import clean_environment
+
+_AGENT, _ORCHESTRATOR, _SUPERVISOR = (
+    "allfold_agent",
+    "allfold_orchestrator",
+    "allfold_cluster.supervisor",
+)
+
+
+class Home:
+    """The folder of a user who has never started anything; short enough for sockets.
+
+    All processes that have its environment are found by it, and ended with it.
+
+    Attributes:
+        folder: what ``XDG_RUNTIME_DIR`` and ``TMPDIR`` name.
+    """
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="af", dir="/tmp"))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment of a job there, of which no launcher and no agent is known."""
+        ours = {"XDG_RUNTIME_DIR": str(self.folder), "TMPDIR": str(self.folder)}
+        return clean_environment("ALLFOLD_") | ours
+
+    def processes(self, module: str = "") -> list[int]:
+        """Return the living processes, or those of one module of Python."""
+        return [pid for pid, words in self._commands() if not module or module in words]
+
+    @property
+    def agents(self) -> list[int]:
+        """Their processes."""
+        return self.processes(_AGENT)
+
+    @property
+    def orchestrators(self) -> list[int]:
+        """Their processes."""
+        return self.processes(_ORCHESTRATOR)
+
+    @property
+    def supervisors(self) -> list[int]:
+        """Their processes."""
+        return self.processes(_SUPERVISOR)
+
+    def left(self) -> list[str]:
+        """Return all processes and files that are there, in words."""
+        commands = [" ".join(words)[-200:] for _, words in self._commands()]
+        return commands + sorted(str(each) for each in (self.folder / "allfold").rglob("*"))
+
+    def close(self) -> None:
+        """End what is left, and remove it."""
+        for pid in self.processes():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _commands(self) -> Iterator[tuple[int, list[str]]]:
+        mark = f"\0XDG_RUNTIME_DIR={self.folder}\0".encode()
+        for entry in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):  # a process may end while it is looked at
+                if mark in b"\0" + (entry / "environ").read_bytes():
+                    words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+                    yield int(entry.name), words

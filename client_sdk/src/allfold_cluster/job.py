@@ -1,0 +1,389 @@
+"""The services that a job starts for itself on one machine: found, or started by who comes first.
+
+A name tells a job from all others. In the folder ``jobs`` of the user, of mode 0700, it has::
+
+    <job>.sock      on which the supervisor listens for the ranks of this machine
+    <job>-XXXXXX/   the sockets and logs of its services, and a lock for as long as it lives
+
+Whoever comes first makes all of them, and a supervisor (:mod:`allfold_cluster.supervisor`) inherits
+the listening socket and the lock. So the others connect at once, though it is still starting; and
+when it is gone, however that came to be, nobody listens any more and nobody holds the lock.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from time import monotonic
+from typing import Any, Self
+
+from allfold_cluster.environment import SOCKET_PATH_LIMIT, service_environment
+from allfold_cluster.processes import wait_for
+from allfold_core.errors import AgentUnreachable, from_dict
+from allfold_core.protocol.rank_messages import default_socket
+
+LONGEST_NEWS = 64 * 1024
+_LOCK, _LOG, _RECORD = "lock", "supervisor.log", "job.json"
+_BACKLOG = 512
+_SPAWN_SECONDS = 30.0
+_CLAIM_TRIES = 100
+# For records and logs: without that much, services fail one after the other and cannot say why.
+_ROOM_BYTES = 256 * 1024
+_TAIL_CHARACTERS = 2000
+
+
+def cores_of_launcher() -> tuple[int, ...]:
+    """Return the cores of this process and of its parent: MPI binds each rank to one of its own."""
+    ours = os.sched_getaffinity(0)
+    with suppress(OSError):
+        ours |= os.sched_getaffinity(os.getppid())
+    return tuple(sorted(ours))
+
+
+@dataclass(frozen=True, slots=True)
+class JobServices:
+    """What a supervisor is to start.
+
+    Attributes:
+        job: the name of the folder, the same on every machine of the job.
+        node: what the agent calls itself, different on every machine.
+        host: the address of this machine at which the agents of the job's other machines reach it.
+        orchestrator: its URL; "" for one on a port of this machine's that the supervisor picks.
+        serves: the orchestrator is to run on this machine.
+        cores: on which the services may run.
+    """
+
+    job: str
+    node: str
+    host: str = "127.0.0.1"
+    orchestrator: str = ""
+    serves: bool = True
+    cores: tuple[int, ...] = field(default_factory=cores_of_launcher)
+
+    def pack(self) -> str:
+        """Return the text that :meth:`parse` reads."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read what :meth:`pack` has written."""
+        return cls(**json.loads(text))
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """The services of a job that are ready on this machine.
+
+    Attributes:
+        orchestrator: its URL.
+        agent: the path of the agent's socket.
+        logs: the folder of their logs.
+    """
+
+    job: str
+    orchestrator: str
+    token: str
+    agent: str
+    logs: str
+
+    def write(self) -> None:
+        """Write it for commands of this user; the folder is nobody else's."""
+        Path(self.logs, _RECORD).write_text(json.dumps(asdict(self)))
+
+    def log_files(self) -> list[Path]:
+        """Return the log of each service, and of their supervisor."""
+        return sorted(Path(self.logs).glob("*.log"))
+
+    def ready_news(self) -> bytes:
+        """Return what ranks are told."""
+        return json.dumps({"agent": self.agent, "logs": self.logs}).encode()
+
+
+def running_jobs() -> list[JobRecord]:
+    """Return the jobs of this user that have services of their own on this machine, by name."""
+    found = []
+    for file in sorted(jobs_folder().glob(f"*-*/{_RECORD}")):
+        if _is_locked(file.with_name(_LOCK)):
+            with suppress(OSError, ValueError, TypeError):  # it is just ending, or beginning
+                found.append(JobRecord(**json.loads(file.read_text())))
+    return found
+
+
+class Lifeline:
+    """The connection of a rank to the supervisor: the services last as long as anyone has one.
+
+    Args:
+        job: its name.
+
+    Attributes:
+        agent: the path of the agent's socket, once it is ready.
+        logs: the folder of the services' logs, likewise.
+    """
+
+    def __init__(self, connected: socket.socket, job: str) -> None:
+        self.job = job
+        self.agent = self.logs = ""
+        self._socket = connected
+
+    @property
+    def lasts(self) -> bool:
+        """True while the services start or run, as far as is known."""
+        return not (self.agent and wait_for([self._socket], 0.0))
+
+    def await_ready(self, deadline: float) -> str:
+        """Return the path of the agent's socket, once ranks can connect.
+
+        Args:
+            deadline: monotonic.
+
+        Raises:
+            AgentUnreachable: the services did not become ready in time, or nobody starts them any
+                more.
+            AllfoldError: one could not be started; says why.
+        """
+        news = self._next_news(deadline)
+        if news is None:
+            raise AgentUnreachable(
+                "the services of this job were not ready in time" + last_words(self.job)
+            )
+        if "error" in news:
+            raise from_dict(news["error"])
+        self.agent, self.logs = str(news["agent"]), str(news["logs"])
+        return self.agent
+
+    def why_ended(self, seconds: float) -> str:
+        """Return how the services have ended, in words; "" if nothing is known of it."""
+        try:
+            news = self._next_news(monotonic() + seconds)
+        except AgentUnreachable as error:
+            return error.message
+        return "" if news is None else str(news.get("error", {}).get("message", ""))
+
+    def _next_news(self, deadline: float) -> dict[str, Any] | None:
+        if not wait_for([self._socket], max(0.0, deadline - monotonic())):
+            return None
+        data = b""
+        with suppress(ConnectionError):
+            data = self._socket.recv(LONGEST_NEWS)
+        if not data:
+            raise AgentUnreachable(
+                "the supervisor of this job's services has ended" + last_words(self.job)
+            )
+        news: dict[str, Any] = json.loads(data)
+        return news
+
+    def close(self) -> None:
+        """Need the services no longer."""
+        self._socket.close()
+
+
+def last_words(job: str) -> str:
+    """Return what the supervisor of a job wrote last, to be appended to a sentence."""
+    for log in sorted(jobs_folder().glob(f"{job}-*/{_LOG}"), reverse=True):
+        with suppress(OSError):
+            text = log.read_text(errors="replace")[-_TAIL_CHARACTERS:].strip()
+            return f"; it last wrote:\n{text}" if text else ""
+    return ""
+
+
+def jobs_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """Return the folder of this user's jobs, beside the default socket of an agent."""
+    beside = default_socket(environment, os.getuid(), tempfile.gettempdir())
+    return Path(beside).parent / "jobs"
+
+
+def join(services: JobServices, token: str) -> Lifeline:
+    """Connect to the supervisor of a job's services on this machine, started now if there is none.
+
+    Returns without waiting for the services.
+
+    Args:
+        services: those to start, if they are not there.
+        token: of the job.
+
+    Raises:
+        AgentUnreachable: nothing can be started here; says why.
+    """
+    folder = jobs_folder()
+    path = folder / f"{services.job}.sock"
+    _check_length(folder, services)
+    try:
+        with claiming(folder):
+            _sweep(folder)
+            connected = _connect(path)
+            if connected is None:
+                _start(folder, path, services, token)
+                connected = _connect(path)
+    except OSError as error:
+        raise AgentUnreachable(
+            f"the folder {folder} for the services of this job cannot be used: "
+            f"{error.strerror or error}. Set XDG_RUNTIME_DIR or TMPDIR to a folder of yours with "
+            "room in it, or start an agent ('allfold up') and set ALLFOLD_SOCKET."
+        ) from error
+    if connected is None:
+        raise AgentUnreachable(
+            "the supervisor of this job's services ended at once" + last_words(services.job)
+        )
+    return Lifeline(connected, services.job)
+
+
+@contextmanager
+def claiming(folder: Path) -> Iterator[None]:
+    """Be alone in the folder of this user's jobs; it is there only while there is one."""
+    with _locked(folder):
+        try:
+            yield
+        finally:
+            if all(each.name == _LOCK for each in folder.iterdir()):
+                (folder / _LOCK).unlink()
+                folder.rmdir()
+                with suppress(OSError):  # an agent's socket may be in it
+                    folder.parent.rmdir()
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    path = folder / _LOCK
+    for tries_left in reversed(range(_CLAIM_TRIES)):
+        try:
+            for each in (folder.parent, folder):
+                each.mkdir(mode=0o700, parents=each is folder.parent, exist_ok=True)
+                _check_is_ours(each)
+            lock = path.open("a")
+        except FileNotFoundError:  # removed meanwhile, by who was the last
+            if tries_left:
+                continue
+            raise
+        with lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if path.exists() and path.stat().st_ino == os.fstat(lock.fileno()).st_ino:
+                yield
+                return
+    raise OSError(f"others have removed it {_CLAIM_TRIES} times")
+
+
+def _check_is_ours(folder: Path) -> None:
+    """Refuse a folder in which another user could put something."""
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise AgentUnreachable(f"{folder} is no folder; remove it, or set XDG_RUNTIME_DIR")
+    if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise AgentUnreachable(
+            f"{folder}, where the services of jobs have their sockets, belongs to uid "
+            f"{found.st_uid} with mode {stat.filemode(found.st_mode)}, and this process runs as "
+            f"uid {os.geteuid()}: it must be this user's, and nobody else may write to it. Remove "
+            "it, or set XDG_RUNTIME_DIR to a folder of yours."
+        )
+
+
+def _check_length(folder: Path, services: JobServices) -> None:
+    """Refuse a folder with too long a path for the agent's socket, which has the longest one."""
+    size = len(os.fsencode(folder / f"{services.job}-{'x' * 8}" / f"{services.node}.sock"))
+    if size > SOCKET_PATH_LIMIT:
+        raise AgentUnreachable(
+            f"the folder {folder} for the services of this job has too long a path: sockets in it "
+            f"would have {size} bytes, but Unix sockets allow {SOCKET_PATH_LIMIT}. Set "
+            "XDG_RUNTIME_DIR or TMPDIR to a shorter folder."
+        )
+
+
+def _check_room(folder: Path) -> None:
+    """Refuse a folder that is full."""
+    file = folder / "room"
+    with file.open("wb") as room:
+        os.posix_fallocate(room.fileno(), 0, _ROOM_BYTES)
+    file.unlink()
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what supervisors have left that were killed."""
+    alive = set()
+    for each in folder.glob("*-*/"):
+        if _is_locked(each / _LOCK):
+            alive.add(each.name.rpartition("-")[0])
+        else:
+            shutil.rmtree(each, ignore_errors=True)
+    for each in folder.glob("*.sock"):
+        if each.stem not in alive:
+            each.unlink()
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        with path.open("r") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return False
+    return False
+
+
+def _connect(path: Path) -> socket.socket | None:
+    """Connect to a supervisor; ``None`` where there is none."""
+    connected = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        connected.connect(str(path))
+    except (FileNotFoundError, ConnectionRefusedError):
+        connected.close()
+        return None
+    except BaseException:
+        connected.close()
+        raise
+    return connected
+
+
+def _start(folder: Path, path: Path, services: JobServices, token: str) -> None:
+    own = Path(tempfile.mkdtemp(prefix=f"{services.job}-", dir=folder))
+    try:
+        _check_room(own)
+        with (
+            (own / _LOCK).open("a") as lock,
+            socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener,
+            (own / _LOG).open("ab") as log,
+        ):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            listener.bind(str(path))
+            listener.listen(_BACKLOG)
+            inherited = (lock.fileno(), listener.fileno())
+            arguments = [str(own), *map(str, inherited), services.pack()]
+            _spawn(services.job, arguments, token, inherited, log.fileno())
+    except BaseException:
+        path.unlink(missing_ok=True)
+        shutil.rmtree(own, ignore_errors=True)
+        raise
+
+
+def _spawn(
+    job: str, arguments: list[str], token: str, inherited: tuple[int, ...], log: int
+) -> None:
+    """Start a supervisor, which outlives this process and is no child of it."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "allfold_cluster.supervisor", *arguments],
+            env=service_environment(os.environ, token),  # no command line has the token
+            pass_fds=inherited,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            timeout=_SPAWN_SECONDS,
+            check=False,
+        )
+        ended = f"status {done.returncode}" if done.returncode else ""
+    except subprocess.TimeoutExpired:
+        ended = f"no answer within {_SPAWN_SECONDS:g} s"
+    if ended:
+        raise AgentUnreachable(
+            f"the supervisor of this job's services cannot be started ({ended})" + last_words(job)
+        )
