@@ -65,7 +65,14 @@ class Home:
     def left(self) -> list[str]:
         """Return all processes and files that are there, in words."""
         commands = [" ".join(words)[-200:] for _, words in self._commands()]
-        return commands + sorted(str(each) for each in (self.folder / "allfold").rglob("*"))
+        return commands + self.files()
+
+    def files(self) -> list[str]:
+        """Return the paths of all files and folders of services."""
+        found = []
+        for folder, _, names in os.walk(self.folder / "allfold"):  # some may go meanwhile
+            found += [folder, *(f"{folder}/{name}" for name in names)]
+        return found
 
     def close(self) -> None:
         """End what is left, and remove it."""

@@ -94,7 +94,7 @@ def test_a_forked_child_of_a_rank_that_lives_on_does_not_keep_the_services(home:
         child = rank.ask("fork")["child"]
         rank.kill()
         wait_until(lambda: home.processes() == [child], "the child alone", GONE_SECONDS)
-        assert not list(home.folder.glob("allfold/*"))
+        assert home.files() == []
 
 
 # --- a service dies
@@ -118,7 +118,7 @@ def assert_nothing_is_left_but(home: Home, *ranks: JobRank) -> None:
     """The ranks are there, and no service is."""
     pids = {each.process.pid for each in ranks}
     wait_until(lambda: set(home.processes()) == pids, "no service is left", GONE_SECONDS)
-    wait_until(lambda: not list(home.folder.glob("allfold/*")), "no file is left")
+    wait_until(lambda: not home.files(), "no file is left")
 
 
 @pytest.mark.long

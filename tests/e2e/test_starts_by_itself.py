@@ -174,7 +174,7 @@ def test_processes_that_torch_spawns_do_the_same(home: Home) -> None:
 def test_a_second_attempt_of_torchrun_has_services_after_one_rank_has_failed(home: Home) -> None:
     with Launched(home, [*TWO_HERE, "--max-restarts", "1", script(home, FAILS_AT_FIRST)]) as job:
         text = job.finish()
-    assert text.count("RuntimeError: the first attempt fails") == 1, text
+    assert "RuntimeError: the first attempt fails" in text
     assert text.count(RIGHT) == 2, text
     assert_nothing_is_left(home)
 

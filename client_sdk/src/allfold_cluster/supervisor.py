@@ -22,7 +22,8 @@ from time import monotonic
 
 from allfold_cluster import Cluster
 from allfold_cluster.http import NoAnswer
-from allfold_cluster.job import SPEC_VARIABLE, JobRecord, JobServices, claiming
+from allfold_cluster.job import SPEC_VARIABLE, JobRecord, JobServices
+from allfold_cluster.job_folder import claiming
 from allfold_cluster.processes import Child, wait_for
 from allfold_cluster.signals import Interrupted, Interrupts
 from allfold_core.errors import AllfoldError, ServiceError
