@@ -97,6 +97,20 @@ def test_a_forked_child_of_a_rank_that_lives_on_does_not_keep_the_services(home:
         assert home.files() == []
 
 
+@pytest.mark.long
+def test_nothing_is_left_of_services_that_wait_for_another_machine_when_nobody_waits_for_them(
+    home: Home,
+) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # nobody listens there
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with JobRank(home, JobServices("one", "here", orchestrator=url, serves=False)) as rank:
+            ready = "allfold/jobs/*/here.ready"
+            wait_until(lambda: list(home.folder.glob(ready)), "the agent listens")
+            rank.kill()
+            assert_nothing_is_left(home)
+
+
 # --- a service dies
 
 
