@@ -105,7 +105,7 @@ class JobRecord:
         """Write it for commands of this user; the folder is nobody else's."""
         Path(self.logs, _RECORD).write_text(json.dumps(asdict(self)))
 
-    def logfiles_of_jobs(self) -> list[Path]:
+    def log_files(self) -> list[Path]:
         """Return the log of each service, and of their supervisor."""
         return sorted(Path(self.logs).glob("*.log"))
 
