@@ -1,8 +1,11 @@
-"""Makes torch know the backend ``allfold`` as soon as it is imported.
+"""Makes torch know the backend ``allfold``, by the two entry points in our ``pyproject.toml``.
 
-``import torch`` calls :func:`register` through the entry point ``torch.backends`` in our
-``pyproject.toml``, and fails if that function raises. So this separate module imports nothing of
-Allfold before a group is made, and lets no exception escape.
+``torch.backends``: ``import torch`` calls :func:`register`, and fails if that function raises. So
+this separate module imports nothing of Allfold before a group is made, and that function lets no
+exception escape.
+
+``torch.distributed.backends``: torch 2.14 and later call :func:`register_backend` when a script
+names the backend before it is registered, as with ``TORCH_DEVICE_BACKEND_AUTOLOAD=0``.
 """
 
 from __future__ import annotations
@@ -13,9 +16,10 @@ from collections.abc import Iterable
 from functools import wraps
 from typing import Any
 
-from _allfold_devices import DEVICES
-
 log = logging.getLogger("allfold")
+
+# Those whose tensors the backend takes; torch itself copies the tensors of the last two.
+DEVICES = ("cpu", "cuda", "xpu", "mps")
 
 
 def register() -> None:
@@ -24,11 +28,22 @@ def register() -> None:
         import torch.distributed as dist
 
         if dist.is_available():
-            dist.Backend.register_backend("allfold", _create, extended_api=True, devices=[*DEVICES])
+            register_backend()
             names = os.environ.get("ALLFOLD_TORCH_REPLACE", "").lower().split(",")
             replace({name.strip() for name in names} - {""}, dist)
     except Exception:
         log.debug("the backend is not registered", exc_info=True)
+
+
+def register_backend() -> None:
+    """Register the backend with ``torch.distributed``, and replace no other.
+
+    Raises:
+        Exception: what torch raises; the script has named the backend, and should hear of it.
+    """
+    import torch.distributed as dist
+
+    dist.Backend.register_backend("allfold", _create, extended_api=True, devices=[*DEVICES])
 
 
 class Replaced(str):

@@ -1,4 +1,4 @@
-"""Ranks fold with NumPy, and agents with torch: the bits are the same."""
+"""Ranks fold with the bits of torch, as agents do."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import pytest
 
 from allfold._registry import registry
 from allfold._starting import offers
-from allfold._starting.offers import Offer, started_alone, started_for_store, taken
+from allfold._starting.offers import ServicesOffer, started_alone, started_for_store, taken
 from allfold._starting.surroundings import machine
 from allfold.torch import _creation
 from allfold_cluster.job import JobServices
@@ -93,8 +93,10 @@ def test_where_an_orchestrator_is_named_agents_alone_are_started_with_the_users_
     assert token == "users"
 
 
-def offer_of(address: str, of_machine: str | None = None) -> Offer:
-    return Offer("job", f"http://{address}:7777", "token", of_machine or machine(), "rank0s-host")
+def offer_of(address: str, of_machine: str | None = None) -> ServicesOffer:
+    return ServicesOffer(
+        "job", f"http://{address}:7777", "token", of_machine or machine(), "rank0s-host"
+    )
 
 
 def test_another_rank_starts_an_agent_for_its_own_machine(started: Started) -> None:
@@ -121,8 +123,8 @@ def test_a_rank_of_another_machine_is_told_that_the_offer_is_for_one_alone(
 
 def test_an_offer_goes_through_the_store_whole() -> None:
     offer = offer_of(OURS)
-    assert Offer.from_dict(offer.to_dict()) == offer
-    assert Offer.from_dict(replace(offer, token="").to_dict()).token == ""
+    assert ServicesOffer.from_dict(offer.to_dict()) == offer
+    assert ServicesOffer.from_dict(replace(offer, token="").to_dict()).token == ""
 
 
 def test_a_rank_with_an_agent_of_its_own_refuses_the_offer(

@@ -13,7 +13,7 @@ import pytest
 
 from allfold._starting import surroundings
 from allfold._starting.surroundings import (
-    Start,
+    StartMode,
     address_towards,
     are_wanted,
     is_of_this_machine,
@@ -43,13 +43,13 @@ def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("text", "mode"),
     [
-        ("", Start.AUTO),
-        ("auto", Start.AUTO),
-        (" Always ", Start.ALWAYS),
-        ("NEVER", Start.NEVER),
+        ("", StartMode.AUTO),
+        ("auto", StartMode.AUTO),
+        (" Always ", StartMode.ALWAYS),
+        ("NEVER", StartMode.NEVER),
     ],
 )
-def test_the_variable_has_three_values_in_any_case(text: str, mode: Start) -> None:
+def test_the_variable_has_three_values_in_any_case(text: str, mode: StartMode) -> None:
     assert start_mode({"ALLFOLD_START": text}) is mode
 
 

@@ -1,23 +1,23 @@
-"""The scripts of docs/ for other libraries: on Allfold they train as on Gloo.
+"""The scripts of docs/ for other libraries, where nothing runs: on Allfold they train as on Gloo.
 
 `make test-clients` installs the libraries; where one is missing its tests are skipped.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from tests.support.processes.fixtures import services_with
-from tests.support.processes.services import ROOT, Services
-
-services = services_with("node0")
+from tests.support.processes.services import ROOT
+from tests.support.waiting import wait_until
 
 SECONDS = 300.0
 # Section of a page: (page, module that it needs, how the script is started).
@@ -28,6 +28,7 @@ HOW_TOS = {
     "Train with Lightning": ("how-to-lightning", "lightning", TORCHRUN),
     "Ignite": ("torch", "ignite", TORCHRUN),
     "Ray Train": ("torch", "ray", ()),
+    "mp.spawn": ("torch", "torch", ()),
 }
 
 IGNITE_WRAPS = """
@@ -39,11 +40,14 @@ print("wrapped", type(idist.auto_model(nn.Linear(2, 2))).__name__)
 dist.destroy_process_group()
 """
 
-# A process that ends while it has groups of Gloo may abort, as threads of these are left.
+# A process that has had groups of Gloo may abort at its end, as threads of these are left.
 GLOO_ENDS = """
-import torch.distributed
+import os, sys, torch.distributed
 if torch.distributed.is_initialized():
     torch.distributed.destroy_process_group()
+sys.stdout.flush()
+if "RANK" in os.environ:
+    os._exit(0)
 """
 
 pytestmark = pytest.mark.slow
@@ -59,20 +63,25 @@ def how_to(title: str) -> str:
 
 
 class Runner:
-    """Runs scripts on a machine where an agent runs."""
+    """Runs scripts on a machine where nothing of Allfold runs.
 
-    def __init__(self, services: Services, folder: Path) -> None:
-        self._services = services
+    Args:
+        short: a folder with a short path, in which sockets are.
+    """
+
+    def __init__(self, folder: Path, short: Path) -> None:
         self._folder = folder
+        self._short = short
 
     def run(self, script: str, launcher: tuple[str, ...]) -> str:
-        """Return the output of a script with two ranks."""
+        """Return the output of a script with two ranks; nothing else of it is left."""
         path = self._folder / "script.py"
         path.write_text(script)
-        env = self._services.env | {
-            "ALLFOLD_SOCKET": self._services.socket_of("node0"),
+        env = {name: value for name, value in os.environ.items() if "ALLFOLD" not in name}
+        env |= {
+            "XDG_RUNTIME_DIR": str(self._short),
             "TMPDIR": str(self._folder),
-            "RAY_TMPDIR": str(self._services.folder),  # Ray's sockets need a short path
+            "RAY_TMPDIR": str(self._short),
             "HF_HUB_OFFLINE": "1",
             "CUDA_VISIBLE_DEVICES": "",
         }
@@ -81,12 +90,14 @@ class Runner:
             command, env=env, capture_output=True, text=True, timeout=SECONDS, check=False
         )
         assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+        wait_until(lambda: not (self._short / "allfold").exists(), "the end of its services")
         return done.stdout
 
 
 @pytest.fixture
-def runner(services: Services, tmp_path: Path) -> Iterator[Runner]:
-    yield Runner(services, tmp_path)
+def runner(tmp_path: Path) -> Iterator[Runner]:
+    with tempfile.TemporaryDirectory(prefix="af-", ignore_cleanup_errors=True) as short:
+        yield Runner(tmp_path, Path(short))
 
 
 def need(module: str) -> None:

@@ -94,7 +94,7 @@ def collectives(rank: int, world_size: int, **where: str) -> dict[str, list[floa
 def lose_the_last(rank: int, world_size: int, **where: str) -> dict[str, Any]:
     """The last replica dies; the others meet in a quorum without it."""
     replica = Replica(**where)
-    replica.configure(1, rank, world_size)
+    replica.enter(1, rank, world_size)
     assert replica.sum_of(1.0) == world_size
     if rank == world_size - 1:
         os._exit(1)
@@ -104,7 +104,7 @@ def lose_the_last(rank: int, world_size: int, **where: str) -> dict[str, Any]:
     except AllfoldError as error:
         raised = error
     noted = replica.group.errored()
-    replica.configure(2, rank, world_size - 1)
+    replica.enter(2, rank, world_size - 1)
     return {
         "error": str(raised),
         "noted": [before is None, noted is raised, replica.group.errored() is None],
@@ -142,7 +142,7 @@ def reconfigure_with_an_op_in_flight(rank: int, world_size: int, **where: str) -
 def wait_then_look_at_the_future(rank: int, world_size: int, **where: str) -> bool:
     """Tell if a future is done after its op, also behind one whose callback takes a while."""
     replica = Replica(**where)
-    replica.configure(1, rank, world_size)
+    replica.enter(1, rank, world_size)
     first, second = (replica.group.allreduce([torch.ones(1)], ReduceOp.SUM) for _ in range(2))
     futures = [work.get_future() for work in (first, second)]
     slow = futures[0].then(lambda _: wait_until(second.is_completed, "the second op"))

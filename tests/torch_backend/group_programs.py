@@ -24,6 +24,7 @@ def about_the_group(rank: int, size: int) -> None:
     assert group.group_name
     assert group.group_desc == "default_pg"
     assert group._get_backend(torch.device("cpu")) is group
+    assert not group.supports_window
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
     assert group._device_types == [cpu]
     with mock.patch.object(torch.cuda, "is_available", lambda: True):

@@ -39,7 +39,6 @@ from allfold_cluster.job_folder import (
 from allfold_cluster.processes import wait_for
 from allfold_core.errors import AgentUnreachable, from_dict
 
-SPEC_VARIABLE = "ALLFOLD_JOB_SERVICES"
 LONGEST_NEWS = 64 * 1024
 _LOG, _RECORD = "supervisor.log", "job.json"
 _BACKLOG = 512
@@ -276,7 +275,8 @@ def _start(folder: Path, path: Path, services: JobServices, token: str) -> None:
             listener.bind(str(path))
             listener.listen(_BACKLOG)
             inherited = (lock.fileno(), listener.fileno())
-            _spawn([str(own), *map(str, inherited)], services, token, inherited, log.fileno())
+            arguments = [str(own), *map(str, inherited), services.pack()]
+            _spawn(services.job, arguments, token, inherited, log.fileno())
     except BaseException:
         path.unlink(missing_ok=True)
         shutil.rmtree(own, ignore_errors=True)
@@ -284,17 +284,13 @@ def _start(folder: Path, path: Path, services: JobServices, token: str) -> None:
 
 
 def _spawn(
-    arguments: list[str],
-    services: JobServices,
-    token: str,
-    inherited: tuple[int, ...],
-    log: int,
+    job: str, arguments: list[str], token: str, inherited: tuple[int, ...], log: int
 ) -> None:
     """Start a supervisor, which outlives this process and is no child of it."""
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-m", "allfold_cluster.supervisor", *arguments],
-            env=service_environment(os.environ, token) | {SPEC_VARIABLE: services.pack()},
+            env=service_environment(os.environ, token),  # no command line has the token
             pass_fds=inherited,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -307,6 +303,5 @@ def _spawn(
         ended = f"no answer within {_SPAWN_SECONDS:g} s"
     if ended:
         raise AgentUnreachable(
-            f"the supervisor of this job's services cannot be started ({ended})"
-            + last_words(services.job)
+            f"the supervisor of this job's services cannot be started ({ended})" + last_words(job)
         )

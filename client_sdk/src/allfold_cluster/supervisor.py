@@ -1,9 +1,10 @@
 """The supervisor of the services that a job has started for itself on one machine.
 
-``python -m allfold_cluster.supervisor FOLDER LOCK LISTENER``, by :mod:`allfold_cluster.job`, whose
-open files it inherits: it is no rank's child and no signal of a terminal reaches it. It starts the
-services as its children, which die with it, and tells the ranks that connect when they are ready,
-and when one has ended. It ends some seconds after the last rank has, and leaves nothing.
+``python -m allfold_cluster.supervisor FOLDER LOCK LISTENER SERVICES`` is what
+:mod:`allfold_cluster.job` starts, whose open files it inherits. It is no rank's child, and no
+signal of a terminal reaches it. It starts the services as its children, which die with it, and
+tells the ranks that connect when they are ready, and when one has ended. It ends some seconds after
+the last rank has, and leaves nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from time import monotonic
 
 from allfold_cluster import Cluster
 from allfold_cluster.http import NoAnswer
-from allfold_cluster.job import SPEC_VARIABLE, JobRecord, JobServices
+from allfold_cluster.job import JobRecord, JobServices
 from allfold_cluster.job_folder import claiming
 from allfold_cluster.processes import Child, wait_for
 from allfold_cluster.signals import Interrupted, Interrupts
@@ -333,7 +334,7 @@ def main(arguments: list[str]) -> int:
     os.umask(0o077)
     for descriptor in (lock, listener):
         os.set_inheritable(descriptor, False)
-    services = JobServices.parse(os.environ.pop(SPEC_VARIABLE))
+    services = JobServices.parse(arguments[3])
     with suppress(OSError):  # where the kernel allows fewer by now
         os.sched_setaffinity(0, services.cores)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)

@@ -37,14 +37,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         service="agent",
         instance=settings.name,
         # That of websockets would show the token, which is in the head of a request.
-        quiet=["uvicorn", "httpx", "websockets"],
+        quiet=["uvicorn", "httpx", "websockets", "torch"],
     )
     return _run(settings, ready_file)
 
 
 def _run(settings: AgentSettings, ready_file: str | None) -> int:
     sys.setswitchinterval(_SWITCH_SECONDS)
-    # Only now, because it loads torch, which takes seconds.
+    # Only now, because it takes most of the start: what was said wrongly is known before.
     from allfold_agent.service import serve
 
     # Modules live as long as the process. To look through them for garbage would stop all threads

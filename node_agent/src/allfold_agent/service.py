@@ -6,8 +6,6 @@ import json
 import logging
 from functools import partial
 
-import torch
-
 from allfold_agent.agent import NodeAgent
 from allfold_agent.control.app import make_app
 from allfold_agent.settings import AgentSettings
@@ -39,8 +37,6 @@ async def serve(settings: AgentSettings, ready_file: str | None) -> None:
     """
     # Before the server, which lets in as many connections as there may be descriptors.
     allow_descriptors()
-    # The agent's own workers are the parallelism; torch's would only fight with them.
-    torch.set_num_threads(1)
     credentials, options = settings.credentials, settings.options()
     control = bind(settings.control, str(options["control"]))
     data = bind(settings.data, str(options["data"]))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import torch
+import numpy as np
 
 from allfold_agent.arithmetic.error_feedback import Residuals
 from allfold_core.operations import Kind
 from allfold_core.schedules.parts import layout
 
 NUMEL = 256
+FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 NBYTES = 4 * NUMEL
 
 
@@ -18,46 +19,46 @@ def test_what_is_owed_to_one_block_is_not_paid_to_the_one_that_lies_there_now() 
         for placement in (((0,), (1,), (2,)), ((1,), (0,), (2,)))
     )
     residuals = Residuals()
-    kept = residuals.of(1, 12, torch.float32, one)
-    assert residuals.of(1, 12, torch.float32, one) is kept
-    assert residuals.of(1, 12, torch.float32, other) is not kept
+    kept = residuals.of(1, 12, FLOAT32, one)
+    assert residuals.of(1, 12, FLOAT32, one) is kept
+    assert residuals.of(1, 12, FLOAT32, other) is not kept
 
 
 def test_a_series_keeps_its_residual() -> None:
     residuals = Residuals()
-    kept = residuals.of(1, NUMEL, torch.float32)
+    kept = residuals.of(1, NUMEL, FLOAT32)
     assert kept.values.tolist() == [0.0] * NUMEL
-    assert residuals.of(2, NUMEL, torch.float32) is not kept
-    assert residuals.of(1, NUMEL, torch.float32) is kept
+    assert residuals.of(2, NUMEL, FLOAT32) is not kept
+    assert residuals.of(1, NUMEL, FLOAT32) is kept
 
 
 def test_a_series_of_another_size_or_type_begins_anew_and_the_old_memory_is_freed() -> None:
     residuals = Residuals()
-    residuals.of(1, NUMEL, torch.float32)
-    assert len(residuals.of(1, 2 * NUMEL, torch.float32).values) == 2 * NUMEL
-    assert residuals.of(1, NUMEL, torch.float64).values.dtype == torch.float64
+    residuals.of(1, NUMEL, FLOAT32)
+    assert len(residuals.of(1, 2 * NUMEL, FLOAT32).values) == 2 * NUMEL
+    assert residuals.of(1, NUMEL, FLOAT64).values.dtype == FLOAT64
     assert residuals.nbytes == 2 * NBYTES
 
 
 def test_the_series_that_rests_longest_is_forgotten_where_memory_ends() -> None:
     residuals = Residuals(limit=3 * NBYTES)
-    first, second, third = (residuals.of(series, NUMEL, torch.float32) for series in (1, 2, 3))
-    assert residuals.of(1, NUMEL, torch.float32) is first
-    residuals.of(4, NUMEL, torch.float32)
+    first, second, third = (residuals.of(series, NUMEL, FLOAT32) for series in (1, 2, 3))
+    assert residuals.of(1, NUMEL, FLOAT32) is first
+    residuals.of(4, NUMEL, FLOAT32)
     assert residuals.nbytes == 3 * NBYTES
-    assert residuals.of(1, NUMEL, torch.float32) is first
-    assert residuals.of(3, NUMEL, torch.float32) is third
-    assert residuals.of(2, NUMEL, torch.float32) is not second
+    assert residuals.of(1, NUMEL, FLOAT32) is first
+    assert residuals.of(3, NUMEL, FLOAT32) is third
+    assert residuals.of(2, NUMEL, FLOAT32) is not second
 
 
 def test_names_without_end_take_memory_with_an_end() -> None:
     residuals = Residuals(limit=3 * NBYTES)
     for series in range(100):
-        residuals.of(series, NUMEL, torch.float32)
+        residuals.of(series, NUMEL, FLOAT32)
         assert residuals.nbytes <= 3 * NBYTES
 
 
 def test_one_series_may_take_more_than_the_limit() -> None:
     residuals = Residuals(limit=NBYTES)
-    kept = residuals.of(1, 2 * NUMEL, torch.float32)
-    assert residuals.of(1, 2 * NUMEL, torch.float32) is kept
+    kept = residuals.of(1, 2 * NUMEL, FLOAT32)
+    assert residuals.of(1, 2 * NUMEL, FLOAT32) is kept

@@ -1,13 +1,17 @@
-"""The arithmetic against NumPy, and its promises about order and rounding."""
+"""The arithmetic: its promises about order and rounding."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from allfold_agent.arithmetic.kernels import Arithmetic
 from allfold_core.dtypes import DType
 from allfold_core.operations import Fingerprint, Kind, ReduceOp
+from tests.support.elements import TORCH_DTYPES, array_of
+
+FLOATS = [dtype for dtype in DType if dtype.is_float]
 
 
 def arithmetic(dtype: DType, op: ReduceOp, world_size: int = 3) -> Arithmetic:
@@ -16,11 +20,12 @@ def arithmetic(dtype: DType, op: ReduceOp, world_size: int = 3) -> Arithmetic:
 
 def fold(dtype: DType, op: ReduceOp, *rows: list[float]) -> torch.Tensor:
     how = arithmetic(dtype, op, len(rows))
-    inputs = [torch.tensor(row, dtype=how.dtype) for row in rows]
-    kept = torch.empty(len(rows[0]), dtype=how.kept_dtype)
-    how.fold(kept, inputs)
-    result = torch.empty(len(rows[0]), dtype=how.dtype)
-    how.finish([result], kept)
+    inputs = [torch.tensor(row, dtype=TORCH_DTYPES[dtype]) for row in rows]
+    kept = torch.empty(len(rows[0]), dtype=TORCH_DTYPES[how.kept_type])
+    result = torch.empty(len(rows[0]), dtype=TORCH_DTYPES[dtype])
+    with np.errstate(all="ignore"):  # as in the threads that fold
+        how.fold_inputs(array_of(kept), list(map(array_of, inputs)))
+        how.finish([array_of(result)], array_of(kept))
     return result
 
 
@@ -71,18 +76,45 @@ def test_a_mean_divides_once_after_the_sum() -> None:
     assert fold(DType.FLOAT32, ReduceOp.MEAN, [1], [1], [0]).equal(third)
 
 
-def test_nan_and_infinity_propagate() -> None:
+@pytest.mark.parametrize("dtype", FLOATS, ids=lambda dtype: dtype.label)
+def test_nan_and_infinity_propagate(dtype: DType) -> None:
     nan, inf = float("nan"), float("inf")
     for op in (ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.MEAN, ReduceOp.PRODUCT):
-        assert fold(DType.FLOAT32, op, [1], [nan], [2]).isnan().all(), op
-    assert fold(DType.FLOAT32, ReduceOp.SUM, [1], [inf]).tolist() == [inf]
+        for rows in ([1], [nan], [2]), ([nan], [1], [2]), ([1], [2], [nan]):
+            assert fold(dtype, op, *rows).isnan().all(), op
+    assert fold(dtype, ReduceOp.SUM, [1], [inf]).tolist() == [inf]
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=lambda dtype: dtype.label)
+@pytest.mark.parametrize("op", [ReduceOp.MIN, ReduceOp.MAX])
+def test_of_equal_zeros_the_last_one_wins_wherever_they_lie(dtype: DType, op: ReduceOp) -> None:
+    """So it does not matter in what pieces a tensor is folded."""
+    for numel in (1, 3, 8, 17, 1000, 70_000):
+        for signs in ((1, -1), (-1, 1), (1, -1, 1), (-1, 1, -1, 1)):
+            found = fold(dtype, op, *([sign * 0.0] * numel for sign in signs))
+            assert set(torch.signbit(found).tolist()) == {signs[-1] < 0}, (numel, signs)
 
 
 @pytest.mark.parametrize("own", range(4))
-def test_the_output_may_be_the_memory_of_any_operand(own: int) -> None:
-    how = arithmetic(DType.FLOAT32, ReduceOp.SUM)
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16], ids=lambda dtype: dtype.label)
+def test_the_output_may_be_the_memory_of_any_operand(own: int, dtype: DType) -> None:
+    how = arithmetic(dtype, ReduceOp.SUM if dtype is DType.FLOAT32 else ReduceOp.MAX)
     big, small = 2.0**30, 1.0
-    operands = [torch.tensor([value]) for value in (big, small, -big, small)]
-    expected = ((operands[0] + operands[1]) + operands[2]) + operands[3]
-    how.fold(operands[own], operands)
-    assert operands[own].equal(expected), "the fold order depends on where the output lies"
+    operands = [
+        torch.full((70_000,), value, dtype=TORCH_DTYPES[dtype])
+        for value in (big, small, -big, small)
+    ]
+    expected = 1.0 if dtype is DType.FLOAT32 else big
+    arrays = list(map(array_of, operands))
+    how.fold(arrays[own], arrays)
+    assert set(operands[own].tolist()) == {expected}, "the order depends on where the output lies"
+
+
+@pytest.mark.parametrize("own", range(3))
+def test_a_product_with_a_factor_may_go_to_where_any_input_lies(own: int) -> None:
+    print_ = Fingerprint(
+        Kind.ALL_REDUCE, ReduceOp.PREMUL_SUM, DType.FLOAT64, (9,), -1, "auto", factor=0.5
+    )
+    inputs = [np.full(9, value) for value in (1.0, 2.0, 4.0)]
+    Arithmetic(print_, 3).fold_inputs(inputs[own], inputs)
+    assert set(inputs[own].tolist()) == {3.5}

@@ -8,10 +8,11 @@ import sys
 import termios
 from threading import Event
 
+import numpy as np
 import pytest
-import torch
 import xxhash
 
+from allfold_agent.arithmetic.arrays import Array
 from allfold_agent.arithmetic.kernels import Arithmetic
 from allfold_agent.arithmetic.operands import Operands
 from allfold_agent.compilation.task_graph import build, chunks
@@ -34,8 +35,8 @@ DEADLINE = 20.0
 KIB = 1 << 10
 
 
-def content(seq: int, numel: int = NUMEL) -> torch.Tensor:
-    return torch.full((numel,), float(seq)) + torch.arange(numel)
+def content(seq: int, numel: int = NUMEL) -> Array:
+    return np.arange(seq, seq + numel).astype(np.float32)
 
 
 class Side:
@@ -114,7 +115,7 @@ class Feed:
 def frames_of(numel: int, chunk: int) -> list[bytes]:
     """The frames of an op of ``numel`` elements and a signal behind it, as they are sent."""
     cuts = [*chunks(Slice(0, numel), chunk), (0, 0)]
-    memory = content(0, numel).numpy()
+    memory = content(0, numel)
     found = []
     for number, (start, stop) in enumerate(cuts):
         payload = memory[start:stop].tobytes()

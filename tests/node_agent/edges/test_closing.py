@@ -9,7 +9,6 @@ from threading import Thread
 from threading import enumerate as enumerate_threads
 
 import pytest
-import torch
 
 from allfold_agent.edges.in_edge import InEdge
 from allfold_agent.edges.out_edge import OutEdge
@@ -53,7 +52,7 @@ def test_an_edge_that_waits_for_the_memory_of_a_frame_ends_when_it_is_closed(
 
 def test_a_sender_that_nobody_reads_from_ends_when_it_is_closed(reactor: Reactor) -> None:
     edge = OutEdge("b", reactor)
-    memory = torch.zeros(64 << 20, dtype=torch.uint8)
+    memory = memoryview(bytes(64 << 20))
     edge.enqueue(content_frames(7, memory))
     ours, theirs = socket.socketpair()
     with ours:
@@ -87,7 +86,7 @@ class Failing:
 def test_a_frame_that_could_not_be_made_goes_out_on_the_next_connection(reactor: Reactor) -> None:
     """An edge that stayed as it is would send nothing any more."""
     edge = OutEdge("b", reactor)
-    source = content_frames(7, torch.arange(100, dtype=torch.uint8))
+    source = content_frames(7, memoryview(bytes(range(100))))
     Failing(source, times=1)
     edge.enqueue(source)
     first, theirs = socket.socketpair()
@@ -106,7 +105,7 @@ def test_a_frame_that_could_not_be_made_goes_out_on_the_next_connection(reactor:
 
 def test_an_edge_whose_frame_can_never_be_made_is_refused_to_its_peer(reactor: Reactor) -> None:
     edge = OutEdge("b", reactor)
-    source = content_frames(7, torch.arange(100, dtype=torch.uint8))
+    source = content_frames(7, memoryview(bytes(range(100))))
     Failing(source, times=100)
     edge.enqueue(source)
 

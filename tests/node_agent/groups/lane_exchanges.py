@@ -8,11 +8,12 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from allfold_agent.edges.outgoing import FilePlace
 from allfold_agent.groups.epoch import GroupEpoch
 from allfold_agent.groups.lane.exchange import LaneExchange
 from allfold_agent.groups.lane.links import LaneLinks
 from allfold_agent.groups.lane.op_memory import SharedBytes
-from allfold_agent.groups.lane.outgoing import FilePlace, Payload
+from allfold_agent.groups.lane.payloads import Payload
 from allfold_agent.groups.outcomes import OpTable
 from allfold_agent.runtime.buffers import BufferPool, SharedFile
 from allfold_agent.runtime.lane_thread import LaneThread
@@ -120,7 +121,7 @@ class HandLinks:
     def free(self, payload: Payload) -> None:
         self.freed.append(payload)
 
-    def sender_to(self, node: str) -> Any:
+    def link_to(self, node: str) -> Any:
         if node in self.gone:
             return None
 

@@ -105,7 +105,7 @@ class NodesOfALane:
         node, row = self._seat(rank)
         page = self.pages[node]
         start = page.layout.input_offset(row, slot)
-        page.bytes[start : start + len(data)] = raw(data)
+        page.view(start)[: len(data)] = data
 
     def _seat(self, rank: int) -> tuple[int, int]:
         node = self.plan.index_of_rank(rank)
@@ -175,7 +175,7 @@ class NodesOfALane:
         page, recipe = self.pages[self.plan.index_of_rank(rank)], self.recipe(rank, fingerprint)
         room = page.layout.slot_bytes
         rows = [
-            page.bytes[start : start + room].numpy().view(recipe.stored)
+            np.frombuffer(page.view(start)[:room], recipe.stored)
             for start in (
                 page.layout.input_offset(row, slot) for row in range(page.layout.agent + 1)
             )

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from allfold_agent.groups.group import NodeGroup
 from allfold_agent.groups.registry import GroupRegistry
@@ -174,7 +173,7 @@ def test_a_call_that_is_looked_at_while_a_loss_is_agreed_upon_fails_like_that_of
     with local_groups([[0, 1, 2]]) as local:
         first, second, _ = local.ranks
 
-        def place(region: Region, nbytes: int) -> torch.Tensor:
+        def place(region: Region, nbytes: int) -> memoryview:
             if local.groups[0].current.ordinal == 0:
                 local.lose(2)
             return first.memory(region, nbytes)

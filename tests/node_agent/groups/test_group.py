@@ -9,8 +9,8 @@ from time import monotonic
 
 import numpy as np
 import pytest
-import torch
 
+from allfold_agent.arithmetic.arrays import Array
 from allfold_agent.arithmetic.kernels import Arithmetic
 from allfold_agent.execution.op import Op
 from allfold_agent.groups.deadlines import DEADLINE_RETRY_SECONDS
@@ -233,9 +233,7 @@ class Paused:
         self.inside, self.go_on = Event(), Event()
         self._fold = Arithmetic.fold
 
-    def __call__(
-        self, arithmetic: Arithmetic, out: torch.Tensor, operands: list[torch.Tensor]
-    ) -> None:
+    def __call__(self, arithmetic: Arithmetic, out: Array, operands: list[Array]) -> None:
         if len(operands) > 1:
             self.inside.set()
             assert self.go_on.wait(SECONDS)
@@ -256,14 +254,14 @@ def test_a_fold_that_a_verdict_overtakes_writes_into_nobody_elses_memory(
         local.fail(0, missing(1))
         taken = [local.buffers.take(LARGE) for _ in range(8)]
         for buffer in taken:
-            buffer.bytes.fill_(7)
+            buffer.view[:] = bytes([7]) * len(buffer.view)
         paused.go_on.set()
         caller.join(SECONDS)
         local.call_all(1, [[1.0], [2.0]], strategy="direct")
         for rank in local.ranks:
             assert [rank.outcome()[0] for _ in range(2)] == [0, 1]
             assert rank.result(1) == [3.0]
-        assert all(bool((buffer.bytes == 7).all()) for buffer in taken)
+        assert all(set(buffer.view) == {7} for buffer in taken)
 
 
 def test_the_ops_behind_one_that_fails_go_on_at_once() -> None:

@@ -103,8 +103,8 @@ def test_a_long_op_that_is_taken_over_has_its_input_and_its_result_in_the_arena(
     long, short = one.lane.take_over()
     assert (long.message.seq, short.message.seq) == (5, 6)
     assert (long.message.source, long.message.target) == (ARENA, ARENA)
-    place = long.endpoint.memory(ARENA, 50).data_ptr()
-    assert place == one.arena.memory(ARENA, 50).data_ptr(), "also once its connection has ended"
+    long.endpoint.memory(ARENA, 50)[7] = 42
+    assert one.arena.memory(ARENA, 50)[7] == 42, "also once its connection has ended"
     layout = one.lane.page.layout
     assert short.message.source == Region(0, layout.input_offset(0, 6))
     assert short.message.target == Region(0, layout.output_offset(0, 6))

@@ -11,9 +11,8 @@ import pytest
 
 from allfold_agent.edges.members import GroupNodes
 from allfold_agent.edges.opening import Dial, EdgeRequest, Traffic
-from allfold_agent.groups.lane.incoming import LONGEST_PAYLOAD
 from allfold_agent.groups.lane.links import LaneLinks
-from allfold_agent.groups.lane.outgoing import Payload
+from allfold_agent.groups.lane.payloads import LONGEST_PAYLOAD, Payload
 from allfold_agent.runtime.lane_thread import LaneThread
 from allfold_core.errors import PeerLost, ServiceError
 from allfold_core.plan import Plan
@@ -64,7 +63,7 @@ class Node:
 
     def send(self, node: str, seq: int, payload: bytes | bytearray) -> None:
         def send() -> None:
-            link = self.links.sender_to(node)
+            link = self.links.link_to(node)
             assert link is not None
             link.send(seq, 0, 0, 0, 0, memoryview(payload))
 
@@ -259,26 +258,26 @@ def test_a_node_that_leaves_has_no_link_and_one_that_comes_back_has_a_new_one(
     network.connect()
     first = first_term(make_plan([(0,), (1,), (2,)]))
     node = network.nodes["node0"]
-    old = node.links.sender_to("node2")
+    old = node.links.link_to("node2")
     assert old is not None
+    connected = old.sending
+    assert connected is not None
     node.members.dismiss([("node2", 3)])
-    assert node.links.sender_to("node2") is None
+    assert node.links.link_to("node2") is None
     assert node.links.are_whole(["node1", "node2"])  # the group goes on without that one
     with pytest.raises(PeerLost):
         node.links.serve(EdgeRequest("test", 3, "node0", "node2", lane=Traffic.SHORT))
     node.links.want(["node1"])
-    wait_until(
-        lambda: in_thread(node.thread, lambda: old.socket.fileno() < 0), "its link has ended"
-    )
+    wait_until(lambda: in_thread(node.thread, lambda: connected.fileno() < 0), "its link has ended")
     wait_until(lambda: not network.are_whole("node2"), "the other end is told")
     again = later_term(first, "node2", 8)
     for each in network.nodes.values():
         each.members.dismiss([("node2", 3)])
         each.members.welcome([make_plan([(0,), (1,), (2,)]).members[2]], again)
-    assert node.links.sender_to("node2") is None
+    assert node.links.link_to("node2") is None
     network.connect()
     network.exchange(1)
-    assert node.links.sender_to("node2") is not old
+    assert node.links.link_to("node2") is not old
     assert network.dials("node1", "node0") == 1
 
 

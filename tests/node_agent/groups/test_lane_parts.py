@@ -87,7 +87,7 @@ def test_a_part_that_is_held_as_the_lane_is_closed_is_found_then(two: Exchanges)
     assert found is not None
     seq, result = found
     assert seq == FIRST
-    assert result.kept.tensor[:2].tolist() == [3.0, 3.0]
+    assert result.kept.array(0, 2).tolist() == [3.0, 3.0]
     assert two.all[0].take_held_part() is None
 
 

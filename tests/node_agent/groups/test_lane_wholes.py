@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
-import torch
 
 from allfold_core.dtypes import DType
 from allfold_core.operations import AUTO, Fingerprint, Kind, ReduceOp
@@ -31,10 +30,6 @@ def nodes(request: pytest.FixtureRequest) -> NodesOfALane:
 def call(kind: Kind, dtype: DType, root: int, numel: int = 30) -> Fingerprint:
     op = ReduceOp.SUM if kind.reduces else None
     return Fingerprint(kind, op, dtype, (numel,), root if kind.has_root else -1, AUTO)
-
-
-def as_bytes(tensor: torch.Tensor) -> bytes:
-    return tensor.view(torch.uint8).numpy().tobytes()
 
 
 @pytest.mark.parametrize("is_whole", [True, False], ids=["whole", "parts"])
@@ -65,7 +60,7 @@ def test_each_rank_gets_its_part(
             if kind is not Kind.REDUCE or rank == root:  # the others get nothing
                 assert nodes.found(rank, 3, fingerprint, len(right)) == right, (rank, case)
         if is_whole:
-            kept = {as_bytes(memory.kept.tensor) for memory in memories}
+            kept = {bytes(memory.kept.bytes) for memory in memories}
             assert len(kept) == 1, "each node could serve every other one"
 
 

@@ -218,7 +218,7 @@ def test_what_a_rank_writes_after_its_send_has_ended_is_not_received() -> None:
         expire(local, 0)
         expire(local, 0)
         giver.outcome()
-        giver._bytes.fill_(7)
+        giver._bytes.fill(7)
         dam.opened.set()
         assert taker.outcome()[1] is not None
         assert 7 not in taker._bytes

@@ -127,7 +127,7 @@ def test_only_large_shared_buffers_are_files_and_they_are_kept_apart() -> None:
     assert plain.file is None
     assert shared.file is not None
     assert buffers.take(SMALLEST, shared=True).file is None
-    shared.bytes[5] = 42
+    shared.view[5] = 42
     assert os.pread(shared.file, 1, 5) == b"\x2a"
     plain.release()
     assert buffers.take(LARGE, shared=True) not in (plain, shared)
@@ -143,7 +143,7 @@ def test_where_no_descriptor_is_left_a_shared_buffer_is_plain_memory(
     monkeypatch.setattr(os, "memfd_create", fail)
     buffer = pool().take(LARGE, shared=True)
     assert buffer.file is None
-    buffer.bytes.fill_(1)
+    buffer.view[:] = bytes([1]) * len(buffer.view)
 
 
 class Whole:
@@ -189,7 +189,7 @@ def test_memory_that_the_receiver_may_still_read_is_not_used_again_when_the_edge
 ) -> None:
     buffers = pool()
     buffer = buffers.take(LARGE, shared=True)
-    buffer.bytes.fill_(7)
+    buffer.view[:] = bytes([7]) * LARGE
     edge = OutEdge("b", reactor)
     ours, theirs = socket.socketpair()
     with theirs:
@@ -203,7 +203,7 @@ def test_memory_that_the_receiver_may_still_read_is_not_used_again_when_the_edge
         buffer.release()
         edge.close()
         again = buffers.take(LARGE, shared=True)
-        again.bytes.fill_(9)
+        again.view[:] = bytes([9]) * LARGE
         assert os.pread(file, LARGE, 0) == b"\x07" * LARGE
         os.close(file)
 
@@ -211,7 +211,7 @@ def test_memory_that_the_receiver_may_still_read_is_not_used_again_when_the_edge
 def test_memory_that_is_not_needed_goes_back_to_the_system_where_others_have_it_mapped() -> None:
     buffer = pool().take(LARGE, shared=True)
     assert buffer.file is not None
-    buffer.bytes.fill_(7)
+    buffer.view[:] = bytes([7]) * LARGE
     with mmap.mmap(buffer.file, LARGE, prot=mmap.PROT_READ) as mapped:
         blocks = os.fstat(buffer.file).st_blocks
         buffer.discard()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
-import torch
 
 from allfold_agent.arithmetic.error_feedback import Residuals
 from allfold_agent.runtime.machine import memory_limit
@@ -71,5 +71,5 @@ def test_residuals_take_a_quarter_of_what_the_process_may_use(
     monkeypatch.setattr("allfold_agent.arithmetic.error_feedback.memory_limit", lambda: 16 * MIB)
     residuals = Residuals()
     for series in range(1, 9):
-        residuals.of(series, MIB // 4, torch.float32)
+        residuals.of(series, MIB // 4, np.dtype(np.float32))
     assert residuals.nbytes <= 4 * MIB

@@ -7,7 +7,6 @@ from time import monotonic
 from typing import Any
 
 import numpy as np
-import torch
 
 from allfold_agent.groups.group import NodeGroup
 from allfold_agent.local.memberships import PROCESS_ENDED
@@ -52,8 +51,7 @@ class LocalRank:
         self.rank = rank
         self.view = 0
         self.session = session_of(rank)
-        # NumPy asks for zeros; torch would write them, thousands of times 32 MiB.
-        self._bytes = torch.from_numpy(np.zeros(_ROOM, dtype=np.uint8))
+        self._bytes = np.zeros(_ROOM, dtype=np.uint8)
         self._free = 0
         self._places: dict[int, tuple[int, int]] = {}
         self._inputs: dict[int, tuple[int, int]] = {}
@@ -62,8 +60,8 @@ class LocalRank:
         self.told: dict[int, Outcome] = {}
         self.holds: list[dict[str, Any]] = []
 
-    def memory(self, region: Region, nbytes: int) -> torch.Tensor:
-        return self._bytes[region.offset : region.offset + nbytes]
+    def memory(self, region: Region, nbytes: int) -> memoryview:
+        return self._bytes[region.offset : region.offset + nbytes].data
 
     place = memory
 
@@ -103,7 +101,7 @@ class LocalRank:
             called: when the rank called (monotonic), if its data are there only now.
             posted: the call is taken over from the short lane, which is closed.
         """
-        data = torch.from_numpy(np.asarray(values, np.float32)).view(torch.uint8)
+        data = np.asarray(values, np.float32).view(np.uint8)
         self._free += shift
         place = Region(0, self._free)
         self._places[seq] = (self._free, len(data))
@@ -138,7 +136,7 @@ class LocalRank:
 
     def _put(self, values: Any) -> Region:
         """New memory with these values, which begins at a whole line of the cache."""
-        data = torch.from_numpy(values.view(np.uint8))
+        data = values.view(np.uint8)
         self._free = -(-self._free // 64) * 64
         place = Region(0, self._free)
         self._bytes[self._free : self._free + len(data)] = data
@@ -156,7 +154,7 @@ class LocalRank:
         timeout: float = SECONDS,
     ) -> None:
         """A send or receive of float32 values."""
-        data = torch.from_numpy(np.asarray(values, np.float32).view(np.uint8))
+        data = np.asarray(values, np.float32).view(np.uint8)
         place = Region(0, self._free)
         seq = FIRST_PAIR + number
         self._places[seq] = (self._free, len(data))
@@ -190,7 +188,7 @@ class LocalRank:
         self._memory(*self._places[seq])[:] = value
 
     def _memory(self, offset: int, nbytes: int) -> Any:
-        return self._bytes[offset : offset + nbytes].view(torch.float32).numpy()
+        return self._bytes[offset : offset + nbytes].view(np.float32)
 
 
 def no_outcome(rank: LocalRank, seconds: float) -> bool:

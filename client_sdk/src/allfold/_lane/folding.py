@@ -55,10 +55,12 @@ class _Fold:
         assert op is not None
         kept = fingerprint.kept_dtype
         self._combine = _COMBINE[op]
-        self._kept = np.dtype(np.float32) if kept is DType.FLOAT32 else stored_as(kept)
+        # Also the least of half types: of two zeros NumPy takes another one than of wider types.
+        is_wide = kept is DType.FLOAT32 or kept.is_half
+        self._kept = np.dtype(np.float32) if is_wide else stored_as(kept)
         self._divisor = world_size if op is ReduceOp.MEAN and world_size > 1 else 0
         self._factor = fingerprint.factor if op is ReduceOp.PREMUL_SUM else 1.0
-        self._is_plain = kept is fingerprint.dtype and self._factor == 1.0
+        self._is_plain = kept is fingerprint.dtype and not kept.is_half and self._factor == 1.0
 
     def __call__(self, sources: Sequence[Elements], out: Elements) -> None:
         try:
@@ -102,10 +104,6 @@ class _Fold:
 
 class _BFloat16Fold(_Fold):
     """The fold of bfloat16."""
-
-    def __init__(self, fingerprint: Fingerprint, world_size: int) -> None:
-        super().__init__(fingerprint, world_size)
-        self._is_plain = False
 
     def _kept_of(self, source: Elements) -> Elements:
         kept = widened(source)

@@ -44,7 +44,7 @@ _INSTALL = 'pip install "allfold[local]"'
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class ServicesOffer:
     """The services of a job, as its ranks tell each other.
 
     Attributes:
@@ -78,7 +78,7 @@ class OwnServices:
         offer: what other ranks have to know.
     """
 
-    def __init__(self, offer: Offer, lifeline: Lifeline) -> None:
+    def __init__(self, offer: ServicesOffer, lifeline: Lifeline) -> None:
         self.offer = offer
         self._lifeline = lifeline
 
@@ -122,11 +122,11 @@ def started_for_store(world_size: int, environment: Environment = os.environ) ->
         host = _host_for_all(world_size, environment)
         url = _url(host, free_port(host), environment)
         token = secrets.token_urlsafe(24)
-    offer = Offer(secrets.token_hex(6), url, token, machine(), socket.gethostname())
+    offer = ServicesOffer(secrets.token_hex(6), url, token, machine(), socket.gethostname())
     return _joined(offer, environment, serves=serves)
 
 
-def taken(offer: Offer, environment: Environment = os.environ) -> OwnServices:
+def taken(offer: ServicesOffer, environment: Environment = os.environ) -> OwnServices:
     """Come to the services that rank 0 offers: to those of this machine, or start an agent for it.
 
     Raises:
@@ -164,7 +164,7 @@ def started_alone(
         serves = is_of_this_machine(host)
     elif not url:
         serves, own = True, _token(environment) or secrets.token_urlsafe(24)
-    offer = Offer(job, url, own, machine(), socket.gethostname())
+    offer = ServicesOffer(job, url, own, machine(), socket.gethostname())
     return _joined(offer, environment, serves=serves)
 
 
@@ -214,7 +214,7 @@ def _host_for_all(world_size: int, environment: Environment) -> str:
     return address_towards(address, "MASTER_ADDR")
 
 
-def _joined(offer: Offer, environment: Environment, *, serves: bool) -> OwnServices:
+def _joined(offer: ServicesOffer, environment: Environment, *, serves: bool) -> OwnServices:
     _check_installed(serves)
     host = LOOPBACK
     if offer.orchestrator:

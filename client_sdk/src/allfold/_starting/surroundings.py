@@ -44,7 +44,7 @@ _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
 _LONGEST_HOST = 32  # it is in the path of a socket, too
 
 
-class Start(Enum):
+class StartMode(Enum):
     """When a job starts services of its own."""
 
     AUTO = "auto"
@@ -53,13 +53,13 @@ class Start(Enum):
     NEVER = "never"
 
 
-def start_mode(environment: Environment = os.environ) -> Start:
+def start_mode(environment: Environment = os.environ) -> StartMode:
     """Return what ``ALLFOLD_START`` says; ``InvalidArgument`` for anything else."""
     given = environment.get(VARIABLE, "")
     try:
-        return Start(given.strip().lower() or "auto")
+        return StartMode(given.strip().lower() or "auto")
     except ValueError:
-        known = ", ".join(each.value for each in Start)
+        known = ", ".join(each.value for each in StartMode)
         raise InvalidArgument(f"{VARIABLE} is one of {known}, got {given!r}") from None
 
 
@@ -73,14 +73,14 @@ def are_wanted(agent: str | None = None, environment: Environment = os.environ) 
         InvalidArgument: they are to be started in any case, and an agent is named.
     """
     mode, named = start_mode(environment), agent or environment.get("ALLFOLD_SOCKET")
-    if named and mode is Start.ALWAYS:
+    if named and mode is StartMode.ALWAYS:
         raise InvalidArgument(
             f"{VARIABLE} is always, so this job starts its own services, but the agent at {named} "
             "is named as well; unset one of them"
         )
-    if named or mode is Start.NEVER:
+    if named or mode is StartMode.NEVER:
         return False
-    return mode is Start.ALWAYS or not _listens(socket_path())
+    return mode is StartMode.ALWAYS or not _listens(socket_path())
 
 
 def _listens(path: str) -> bool:

@@ -13,15 +13,13 @@ another backend.
 
 from __future__ import annotations
 
-import torch.distributed as dist
-
-from _allfold_devices import DEVICES
+from _allfold_autoload import register_backend
 from allfold.torch._adaptations import adapt
-from allfold.torch._creation import create, create_with_options
+from allfold.torch._creation import create
 from allfold.torch._elastic_sampler import ElasticSampler
 from allfold.torch._process_group import BACKEND, ProcessGroup
 
 __all__ = ["BACKEND", "ElasticSampler", "ProcessGroup", "create"]
 
-dist.Backend.register_backend(BACKEND, create_with_options, extended_api=True, devices=[*DEVICES])
+register_backend()
 adapt()

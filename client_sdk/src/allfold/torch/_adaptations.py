@@ -25,6 +25,7 @@ _MODULES = (distributed_c10d, dist)
 def adapt() -> None:
     """Replace these functions; to be called once in a process."""
     _replace(c10d.Reducer, "_set_forward_pass_work_handle", _keeping_a_future)
+    _replace(distributed_c10d, "_maybe_attach_flight_recorder", _recording)
     for module in _MODULES:
         _replace(module, "_set_pg_timeout", _setting_timeouts)
         _replace(module, "monitored_barrier", _monitoring)
@@ -50,6 +51,20 @@ def _keeping_a_future(original: Callable[..., None]) -> Callable[..., None]:
         original(reducer, work, *more)
 
     return set_forward_pass_work_handle
+
+
+def _recording(original: Callable[..., None]) -> Callable[..., None]:
+    """Leave our groups without torch's flight recorder, which torch 2.15 attaches to new groups.
+
+    It asks the C++ backend of a group for hooks, and fails where there is none, as in groups that
+    are written in Python. What torch's recorder would record, agents do, for ``allfold trace``.
+    """
+
+    def maybe_attach_flight_recorder(group: dist.ProcessGroup, *more: Any) -> None:
+        if _asked(group) is None:
+            original(group, *more)
+
+    return maybe_attach_flight_recorder
 
 
 def _setting_timeouts(original: Callable[..., None]) -> Callable[..., None]:

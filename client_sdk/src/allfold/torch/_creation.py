@@ -108,9 +108,9 @@ def _take(offer: dict[str, str] | None) -> None:
             "rank 0 has started services for this job, as it knows of no agent, but on this rank "
             f"ALLFOLD_SOCKET names one, {named}: set it for all ranks, or for none"
         )
-    from allfold._starting.offers import Offer, taken
+    from allfold._starting.offers import ServicesOffer, taken
 
-    registry.use(taken(Offer.from_dict(offer)))
+    registry.use(taken(ServicesOffer.from_dict(offer)))
 
 
 def _warn_of_other_backends() -> None:

@@ -77,6 +77,7 @@ class ProcessGroup(Lifecycle):
     # torch asks these of the backend of a device, and no process group has them by itself.
     supports_splitting = False
     supports_time_estimate = False
+    supports_window = False
 
     def supports_tensor_alloc(self, _device: torch.device) -> bool:
         """Return whether it allocates memory for FSDP."""

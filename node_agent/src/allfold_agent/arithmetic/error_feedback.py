@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from functools import cached_property
+from typing import Any
 
-import torch
+import numpy as np
 
-from allfold_agent.arithmetic.codecs import Codec
+from allfold_agent.arithmetic.arrays import Array
+from allfold_agent.arithmetic.codecs import Codec, clear_nonfinite
 from allfold_agent.runtime.locks import make_lock
 from allfold_agent.runtime.machine import memory_limit
 from allfold_core.schedules.parts import Part
@@ -23,8 +25,8 @@ class Residual:
         blocks: whose block lies where among the values; none if they are one tensor.
     """
 
-    def __init__(self, numel: int, dtype: torch.dtype, blocks: tuple[Part, ...] = ()) -> None:
-        self.values = torch.zeros(numel, dtype=dtype)
+    def __init__(self, numel: int, dtype: np.dtype[Any], blocks: tuple[Part, ...] = ()) -> None:
+        self.values = np.zeros(numel, dtype)
         self._blocks = blocks
         self._lock = make_lock("residual")
         self._attempts: list[ResidualAttempt] = []
@@ -57,8 +59,8 @@ class Residual:
         self,
         attempt: ResidualAttempt,
         start: int,
-        values: torch.Tensor,
-        code: torch.Tensor,
+        values: Array,
+        code: memoryview,
         codec: Codec,
     ) -> None:
         """Encode values that begin at element ``start``, with what is owed to them."""
@@ -66,15 +68,15 @@ class Residual:
             if attempt.given_up:  # its code goes nowhere
                 return
             owed = self.values[start : start + len(values)]
-            attempt.changed.append((start, owed.clone()))
-            torch.add(values, owed, out=owed)
-            values.copy_(owed)
+            attempt.changed.append((start, owed.copy()))
+            np.add(values, owed, out=owed)
+            values[...] = owed
             codec.encode(values, code)
-            torch.sub(owed, values, out=owed)
+            np.subtract(owed, values, out=owed)
             # A step that overflows is skipped; it must not spoil those after it.
-            owed.nan_to_num_(0.0, 0.0, 0.0)
+            clear_nonfinite(owed)
 
-    def suits(self, numel: int, dtype: torch.dtype, blocks: tuple[Part, ...]) -> bool:
+    def suits(self, numel: int, dtype: np.dtype[Any], blocks: tuple[Part, ...]) -> bool:
         """Return True if each value of such an op is what the value at its place was before."""
         same = len(self.values) == numel and self.values.dtype == dtype
         return same and self._blocks == blocks
@@ -96,11 +98,11 @@ class ResidualAttempt:
 
     def __init__(self, residual: Residual, seq: int) -> None:
         self.seq = seq
-        self.changed: list[tuple[int, torch.Tensor]] = []
+        self.changed: list[tuple[int, Array]] = []
         self.given_up = False
         self._residual = residual
 
-    def encode(self, start: int, values: torch.Tensor, code: torch.Tensor, codec: Codec) -> None:
+    def encode(self, start: int, values: Array, code: memoryview, codec: Codec) -> None:
         """Encode values that begin at element ``start``, with what is owed to them."""
         self._residual.encode(self, start, values, code, codec)
 
@@ -132,7 +134,7 @@ class Residuals:
         return memory_limit() // 4 if self._given_limit is None else self._given_limit
 
     def of(
-        self, series: int, numel: int, dtype: torch.dtype, blocks: tuple[Part, ...] = ()
+        self, series: int, numel: int, dtype: np.dtype[Any], blocks: tuple[Part, ...] = ()
     ) -> Residual:
         """The residual of a series: zero at its start, and when the layout of its ops has changed.
 

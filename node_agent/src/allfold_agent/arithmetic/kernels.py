@@ -1,27 +1,26 @@
-"""The arithmetic: folding, finishing and copying ranges of elements with torch's kernels."""
+"""The arithmetic: folding, finishing and copying ranges of elements with NumPy."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 
-import torch
+import numpy as np
 
-from allfold_core.dtypes import DType
+from allfold_agent.arithmetic.arrays import ARRAY_DTYPES, Array, copy, overlap
+from allfold_agent.arithmetic.halves import BLOCK, HALVES, scratch
 from allfold_core.operations import Fingerprint, ReduceOp
 
-TORCH_DTYPES: dict[DType, torch.dtype] = {dtype: getattr(torch, dtype.label) for dtype in DType}
-
-# For booleans torch.add is "or" and torch.mul is "and", as NCCL has it.
-_COMBINE: dict[ReduceOp, Callable[..., torch.Tensor]] = {
-    ReduceOp.SUM: torch.add,
-    ReduceOp.MEAN: torch.add,
-    ReduceOp.PREMUL_SUM: torch.add,
-    ReduceOp.PRODUCT: torch.mul,
-    ReduceOp.MIN: torch.minimum,
-    ReduceOp.MAX: torch.maximum,
-    ReduceOp.BAND: torch.bitwise_and,
-    ReduceOp.BOR: torch.bitwise_or,
-    ReduceOp.BXOR: torch.bitwise_xor,
+# For booleans np.add is "or" and np.multiply is "and", as NCCL has it.
+_COMBINE: dict[ReduceOp, np.ufunc] = {
+    ReduceOp.SUM: np.add,
+    ReduceOp.MEAN: np.add,
+    ReduceOp.PREMUL_SUM: np.add,
+    ReduceOp.PRODUCT: np.multiply,
+    ReduceOp.MIN: np.minimum,
+    ReduceOp.MAX: np.maximum,
+    ReduceOp.BAND: np.bitwise_and,
+    ReduceOp.BOR: np.bitwise_or,
+    ReduceOp.BXOR: np.bitwise_xor,
 }
 
 
@@ -29,12 +28,18 @@ class Arithmetic:
     """The arithmetic of one op: its element type, its accumulation type and its reduction.
 
     Half types are summed and multiplied in float32 and rounded once, when the result is written;
-    a mean is divided once, in the accumulation type, just before.
+    a mean is divided once, in the accumulation type, just before. Of equal zeros the last one is
+    the least, and the greatest.
+
+    A sum that overflows is no matter for a warning: threads that fold are started with those
+    switched off, as to do so for each fold takes as long as a short one.
 
     Attributes:
         given: type of the elements of ranks.
         kept_type: accumulation type.
         reduce_op: ``None`` where elements are only moved.
+        dtype: the type of the elements of ranks in arrays.
+        kept_dtype: the accumulation type in arrays.
         divisor: of a mean; 0 where nothing is divided.
         factor: what every input is multiplied by first.
     """
@@ -44,12 +49,13 @@ class Arithmetic:
         dtype, kept = fingerprint.dtype, fingerprint.kept_dtype
         self.given, self.kept_type = dtype, kept
         self.reduce_op = op if fingerprint.kind.reduces else None
-        self.dtype = TORCH_DTYPES[dtype]
+        self.dtype = ARRAY_DTYPES[dtype]
         self.itemsize = dtype.itemsize
-        self.kept_dtype = TORCH_DTYPES[kept]
+        self.kept_dtype = ARRAY_DTYPES[kept]
         self.kept_itemsize = kept.itemsize
         self.converts = kept is not dtype
         self._combine = _COMBINE[self.reduce_op] if self.reduce_op else None
+        self._half = HALVES.get(dtype) if self.reduce_op or self.converts else None
         self.divisor = world_size if op is ReduceOp.MEAN and world_size > 1 else 0
         self.factor = fingerprint.factor if op is ReduceOp.PREMUL_SUM else 1.0
 
@@ -58,66 +64,108 @@ class Arithmetic:
         """True if inputs are folded as they are, neither converted nor multiplied."""
         return not self.converts and self.factor == 1.0
 
-    def elements(self, memory: torch.Tensor) -> torch.Tensor:
+    def elements(self, memory: memoryview) -> Array:
         """Raw memory of a rank as elements of the op's dtype."""
-        return memory.view(self.dtype)
+        return np.frombuffer(memory, self.dtype)
 
-    def kept(self, memory: torch.Tensor, numel: int) -> torch.Tensor:
+    def kept(self, memory: memoryview, numel: int) -> Array:
         """``numel`` elements of the accumulation type at the start of raw memory."""
-        return memory[: numel * self.kept_itemsize].view(self.kept_dtype)
+        return np.frombuffer(memory, self.kept_dtype, numel)
 
-    def fold_inputs(self, out: torch.Tensor, inputs: Sequence[torch.Tensor]) -> None:
+    def fold_inputs(self, out: Array, inputs: Sequence[Array]) -> None:
         """``out`` becomes the fold of what ranks brought: each multiplied first, if need be."""
-        if self.factor != 1.0:
-            inputs = [each.to(self.kept_dtype) * self.factor for each in inputs]
-        self.fold(out, inputs)
+        if self.takes_inputs_as_they_are:
+            self.fold(out, inputs)
+        elif self.converts:
+            self._fold_widened(out, inputs)
+        else:
+            self.fold(out, [self._multiplied(each, np.empty_like(each)) for each in inputs])
 
-    def fold(self, out: torch.Tensor, operands: Sequence[torch.Tensor]) -> None:
-        """``out`` becomes the left fold of the operands.
+    def fold(self, out: Array, operands: Sequence[Array]) -> None:
+        """``out`` becomes the left fold of the operands; it may be the memory of one of them.
 
-        ``out`` is of the accumulation type and may be the memory of one operand; it must not be
-        that of an operand after the second unless it is written last.
+        All are of the accumulation type.
         """
-        first, *rest = operands
-        if not rest:
-            if out.data_ptr() != first.data_ptr():
-                out.copy_(first)
-            return
-        if self._combine is None:
+        combine = self._combine
+        if len(operands) == 1:
+            copy(out, operands[0])
+        elif combine is None:
             raise AssertionError(f"{len(operands)} operands for an op that does not reduce")
-        if self.converts:
-            self._fold_converting(out, first, rest)
-            return
-        if len(rest) == 1:
-            self._combine(first, rest[0], out=out)
-            return
-        target = out if all(out.data_ptr() != late.data_ptr() for late in rest[1:]) else None
-        folded = self._combine(first, rest[0], out=target)
-        for operand in rest[1:]:
-            folded = self._combine(folded, operand, out=folded)
-        if target is None:
-            out.copy_(folded)
+        elif self._half is not None and not self.converts:
+            self._fold_halves(out, operands)
+        else:
+            first, second, *rest = operands
+            if not rest:
+                combine(first, second, out=out)
+                return
+            target = None if any(overlap(out, late) for late in rest) else out
+            folded = combine(first, second, out=target)
+            for operand in rest:
+                combine(folded, operand, out=folded)
+            if target is None:
+                out[...] = folded
 
-    def _fold_converting(
-        self, out: torch.Tensor, first: torch.Tensor, rest: Sequence[torch.Tensor]
-    ) -> None:
-        assert self._combine is not None
-        folded = first.to(self.kept_dtype, copy=True)
-        for operand in rest:
-            self._combine(folded, operand, out=folded)
-        out.copy_(folded)
+    def _multiplied(self, values: Array, out: Array) -> Array:
+        product: Array = np.multiply(values, self.kept_dtype.type(self.factor), out=out)
+        return product
 
-    def finish(self, outputs: Sequence[torch.Tensor], kept: torch.Tensor) -> None:
+    def _fold_widened(self, out: Array, inputs: Sequence[Array]) -> None:
+        """Fold half types in float32, to ``out``, which is no input."""
+        for block in _blocks(len(out)):
+            folded = out[block]
+            self._bring(inputs[0][block], folded)
+            other = scratch.others[: len(folded)]
+            for each in inputs[1:]:
+                self._bring(each[block], other)
+                self._combined(folded, other)
+
+    def _fold_halves(self, out: Array, operands: Sequence[Array]) -> None:
+        """Fold half types to one of them: each result is one of the operands."""
+        half = self._half
+        assert half is not None
+        for block in _blocks(len(out)):
+            folded = scratch.values[: len(operands[0][block])]
+            half.widen(operands[0][block], folded)
+            other = scratch.others[: len(folded)]
+            for each in operands[1:]:
+                half.widen(each[block], other)
+                self._combined(folded, other)
+            half.narrow(folded, out[block])
+
+    def _bring(self, given: Array, out: Array) -> None:
+        assert self._half is not None
+        self._half.widen(given, out)
+        if self.factor != 1.0:
+            self._multiplied(out, out)
+
+    def _combined(self, folded: Array, other: Array) -> None:
+        if self._combine is None:
+            raise AssertionError("several operands for an op that does not reduce")
+        self._combine(folded, other, out=folded)
+
+    def finish(self, outputs: Sequence[Array], kept: Array) -> None:
         """Write the result, divided and rounded once, to every output."""
         if not outputs:
             return
         first, *rest = outputs
-        if self.divisor and self.converts:
-            first.copy_(kept / self.divisor)
+        if self.converts:
+            self._round(kept, first)
         elif self.divisor:
-            torch.div(kept, self.divisor, out=first)
-        elif first.data_ptr() != kept.data_ptr():
-            first.copy_(kept)
+            np.divide(kept, self.divisor, out=first)
+        else:
+            copy(first, kept)
         for output in rest:
-            if output.data_ptr() != first.data_ptr():
-                output.copy_(first)
+            copy(output, first)
+
+    def _round(self, kept: Array, out: Array) -> None:
+        assert self._half is not None
+        for block in _blocks(len(out)):
+            values = kept[block]
+            if self.divisor:
+                values = np.divide(values, self.divisor, out=scratch.values[: len(values)])
+            self._half.round(values, out[block])
+
+
+def _blocks(numel: int) -> Iterator[slice]:
+    for start in range(0, numel, BLOCK):
+        yield slice(start, min(start + BLOCK, numel))

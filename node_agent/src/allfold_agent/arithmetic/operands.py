@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import torch
+import numpy as np
 
+from allfold_agent.arithmetic.arrays import Array, overlap
 from allfold_agent.arithmetic.codecs import Codec, codec_of
 from allfold_agent.arithmetic.error_feedback import ResidualAttempt
 from allfold_agent.arithmetic.kernels import Arithmetic
@@ -30,8 +31,8 @@ class Operands:
 
     layout: NodeParts
     arithmetic: Arithmetic
-    inputs: Mapping[int, torch.Tensor]
-    outputs: Mapping[int, torch.Tensor]
+    inputs: Mapping[int, Array]
+    outputs: Mapping[int, Array]
     wire: Wire = Wire.NATIVE
     residual: ResidualAttempt | None = field(default=None, repr=False)
     codec: Codec | None = field(init=False, repr=False)
@@ -45,11 +46,11 @@ class Operands:
             return numel * self.arithmetic.kept_itemsize
         return self.wire.nbytes(numel, self.arithmetic.kept_itemsize)
 
-    def inputs_of(self, part: Part, start: int, stop: int) -> list[torch.Tensor]:
+    def inputs_of(self, part: Part, start: int, stop: int) -> list[Array]:
         """Return the inputs of the local ranks to a range of a part, in rank order."""
         return _ranges(self.inputs, part.sources, start - part.slice.start, stop - start)
 
-    def only_input(self, start: int, stop: int) -> torch.Tensor | None:
+    def only_input(self, start: int, stop: int) -> Array | None:
         """The input of the one rank that brings all of a range, if it can be folded as it is."""
         if not self.arithmetic.takes_inputs_as_they_are:
             return None
@@ -59,15 +60,15 @@ class Operands:
         [alone] = self.inputs_of(*pieces[0])
         return alone
 
-    def outputs_of(self, part: Part, start: int, stop: int) -> list[torch.Tensor]:
+    def outputs_of(self, part: Part, start: int, stop: int) -> list[Array]:
         """Return the outputs on this node that a range of a part goes to."""
         return _ranges(self.outputs, part.targets, start - part.slice.start, stop - start)
 
     def outputs_are_no_inputs(self) -> bool:
         """Return true if no rank's output overlaps its input."""
-        return not any(_overlap(self.inputs[rank], output) for rank, output in self.outputs.items())
+        return not any(overlap(self.inputs[rank], output) for rank, output in self.outputs.items())
 
-    def hand_out(self, part: Part, start: int, stop: int, result: torch.Tensor) -> None:
+    def hand_out(self, part: Part, start: int, stop: int, result: Array) -> None:
         """Write a range of the result to the local ranks that get it."""
         self.arithmetic.finish(self.outputs_of(part, start, stop), result)
 
@@ -82,7 +83,7 @@ class Operands:
         if not outputs:
             return
         if self.arithmetic.converts:
-            kept = torch.empty(stop - start, dtype=self.arithmetic.kept_dtype)
+            kept = np.empty(stop - start, self.arithmetic.kept_dtype)
         else:
             kept = outputs[0]
         self.arithmetic.fold_inputs(kept, self.inputs_of(part, start, stop))
@@ -93,24 +94,17 @@ class Operands:
         return Operands(self.layout, self.arithmetic, {}, {}, self.wire)
 
 
-def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    if not one.numel() or not other.numel():
-        return False
-    begin, start = one.data_ptr(), other.data_ptr()
-    return begin < start + other.nbytes and start < begin + one.nbytes
-
-
 def _ranges(
-    tensors: Mapping[int, torch.Tensor], ends: Sequence[End], skipped: int, numel: int
-) -> list[torch.Tensor]:
+    arrays: Mapping[int, Array], ends: Sequence[End], skipped: int, numel: int
+) -> list[Array]:
     """Return ``numel`` elements of each end, from the element ``skipped`` on.
 
-    Whole tensors are returned as they are: making a view takes longer than a small fold."""
+    Whole arrays are returned as they are: making a view takes longer than a small fold."""
     ranges = []
     for end in ends:
-        tensor = tensors[end.rank]
-        if tensor.numel() != numel:
+        array = arrays[end.rank]
+        if len(array) != numel:
             start = end.offset + skipped
-            tensor = tensor[start : start + numel]
-        ranges.append(tensor)
+            array = array[start : start + numel]
+        ranges.append(array)
     return ranges

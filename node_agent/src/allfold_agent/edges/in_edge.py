@@ -12,7 +12,7 @@ from threading import Event
 from time import monotonic
 
 from allfold_agent.edges.connections import EdgeCounters
-from allfold_agent.edges.incoming import DamagedPayload, IncomingFrames
+from allfold_agent.edges.incoming import IncomingFrames
 from allfold_agent.edges.link_rate import LinkRate
 from allfold_agent.edges.opening import Dial, EdgeOpener
 from allfold_agent.edges.received_files import MissingFile
@@ -141,7 +141,7 @@ class InEdge:
             case MissingFile():
                 log.warning("edge %s takes payloads in its connection: %s", self._name, error)
                 self._takes_files = False
-            case FrameError() | DamagedPayload():
+            case FrameError():
                 self._opener.note_damage(expected, error)
             case OSError() | EOFError():
                 # Mostly the end of the group. Else it is opened again, or reported as lost.

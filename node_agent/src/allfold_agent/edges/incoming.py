@@ -12,15 +12,14 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 
-import torch
-import xxhash
-
 from allfold_agent.edges.connections import EdgeCounters, InConnection
+from allfold_agent.edges.frame_reader import NOWHERE, FrameReader
 from allfold_agent.edges.link_rate import LinkRate
-from allfold_agent.edges.receivers import Arriving, FrameLanding, NotYet, Receiver, Sink
+from allfold_agent.edges.receivers import FrameLanding, NotYet, Receiver, Sink
+from allfold_agent.runtime.buffers import copy_bytes
 from allfold_agent.runtime.reactor import HUNG_UP, READABLE, Reactor
 from allfold_core.errors import PeerSentIncoherentTensor
-from allfold_core.protocol.frames import HEADER_SIZE, RANGE_SIZE, FrameHeader, FrameType
+from allfold_core.protocol.frames import FrameHeader
 
 log = logging.getLogger(__name__)
 
@@ -29,12 +28,8 @@ _ACK_BYTES = 1 << 20
 _ACK_FRAMES = 64
 _ACK_SECONDS = 0.002
 _STAGE_BYTES = 16 * 1024
-# After so much it is the turn of the other edges.
+# After so much in memory of the sender it is the turn of the other edges.
 _TURN_BYTES = 1 << 20
-
-
-class DamagedPayload(ValueError):
-    """The payload of a frame is not the one whose digest its header has."""
 
 
 class IncomingFrames:
@@ -70,10 +65,11 @@ class IncomingFrames:
         self._on_end = on_end
         self._connection: InConnection | None = None
         self._last_heard = float("-inf")  # of the connections before
-        self._stage = memoryview(b"")
-        self._filled = 0
-        self._arriving: Arriving | None = None
-        self._left = 0  # bytes of this turn
+        self._reader: FrameReader | None = None
+        # Of the frame that is being received:
+        self._sink: Sink[FrameLanding] | None = None
+        self._landing: FrameLanding | None = None
+        self._left = 0  # bytes of shared memory in this turn
         self._goes_on = False  # with what is in the stage, in a turn that will come
         self._events = 0
         self._parked = False
@@ -94,9 +90,7 @@ class IncomingFrames:
     def _open(self, connected: socket.socket, early: bytes, takes_files: bool) -> None:
         connection = self._connection = InConnection(connected)
         self._unacked_bytes = self._unacked_frames = 0
-        self._stage = memoryview(bytearray(max(_STAGE_BYTES, len(early))))
-        self._stage[: len(early)] = early
-        self._filled = len(early)
+        self._reader = FrameReader(connection, self, self.rate, _STAGE_BYTES, early)
         if takes_files and not connection.crosses_a_wire:
             self._acknowledge()  # nothing new: the sender may pass files now
         self._serve_for(READABLE)
@@ -116,9 +110,10 @@ class IncomingFrames:
         # In this order: another thread that finds no connection looks there.
         self._last_heard = connection.last_heard
         self._connection = None
-        arriving, self._arriving = self._arriving, None
-        if arriving is not None:
-            arriving.retract()
+        sink, landing = self._sink, self._landing
+        self._reader = self._sink = self._landing = None
+        if sink is not None and landing is not None:
+            sink.retract(landing)  # it comes again
         self._parked = self._goes_on = False
         connection.close()
 
@@ -157,16 +152,20 @@ class IncomingFrames:
 
     def _take_turn(self) -> None:
         """Receive what is there, up to the end of the turn."""
-        if self._goes_on:
-            return  # with what came before this; the reactor tells of this again
-        self._left = _TURN_BYTES
-        while self._left > 0 and self._receive():
-            continue
+        if not self._goes_on:  # with what came before this; the reactor tells of this again
+            self._have_turn(FrameReader.receive)
 
     def _begin_turn(self) -> None:
         """Take the frames in the stage, whose bytes do not make the connection readable again."""
+        self._have_turn(FrameReader.advance)
+
+    def _have_turn(self, read: Callable[[FrameReader], None]) -> None:
         self._left = _TURN_BYTES
-        self._advance()
+        connection, reader = self._connection, self._reader
+        if connection is not None and reader is not None:
+            read(reader)
+            if not self._parked:
+                connection.wake_for(reader.missing)
 
     def _go_on(self) -> None:
         if self._goes_on:
@@ -187,168 +186,78 @@ class IncomingFrames:
         self._serve_for(READABLE)
         self._begin_turn()
 
-    # Bytes
-
-    def _receive(self) -> bool:
-        """Receive once; return True if there is probably more."""
-        connection = self._connection
-        if connection is None:
-            return False
-        if self._arriving is not None:
-            return self._receive_payload(connection, self._arriving)
-        count = connection.receive_into(self._stage[self._filled :])
-        self._filled += count
-        self._advance()
-        # What was sent in one go is there, unless a link brings it packet by packet.
-        return self._arriving is not None and not connection.crosses_a_wire
-
-    def _receive_payload(self, connection: InConnection, arriving: Arriving) -> bool:
-        """Receive more of a payload; without a landing into the stage, to be forgotten."""
-        if arriving.landing is None:
-            room = self._stage[: arriving.missing]
-        else:
-            room = arriving.landing.view[arriving.received :]
-        count = connection.receive_into(room[: self._left])
-        arriving.received += count
-        self._left -= count
-        if arriving.missing:
-            connection.wake_for(arriving.missing)
-        else:
-            connection.wake_at(HEADER_SIZE)
-            self._arriving = None
-            self.rate.end()
-            self._finish(arriving)
-        return count > 0
-
-    def _advance(self) -> None:
-        """Take the frames that have begun to arrive."""
-        start = 0
-        while self._filled - start >= HEADER_SIZE:
-            if self._left <= 0:
-                self._goes_on = True
-                self._reactor.call(self._go_on)
-                break
-            size = self._take_frame(self._stage[start : self._filled])
-            start += size
-            if not size or self._arriving is not None:
-                break
-        self._drop(start)
-        if self._arriving is None and not self._parked and self._connection is not None:
-            # What was read of a header already does not make the connection readable again.
-            self._connection.wake_at(max(1, HEADER_SIZE - self._filled))
-
-    def _take_frame(self, here: memoryview) -> int:
-        """Begin with the frame at the beginning of what is here; finish it where all of it is.
-
-        Returns:
-            The number of bytes of it that were here; 0 where it has to wait.
-        """
-        connection = self._connection
-        assert connection is not None
-        header = FrameHeader.unpack(here[:HEADER_SIZE])
-        self._check(header)
-        shared, size = None, HEADER_SIZE
-        if header.type is FrameType.SHARED:
-            size += RANGE_SIZE
-            if len(here) < size:
-                return 0
-            header, payload = connection.shared(header, here[HEADER_SIZE:size])
-            shared = torch.frombuffer(payload, dtype=torch.uint8)
-        arriving = self._begin(header, shared)
-        if arriving is None:
-            return 0
-        if shared is None:
-            begun = here[size : size + header.length]
-            size += len(begun)
-            arriving.put(begun)
-            self._left -= len(begun)
-        else:
-            self._left -= header.length
-        if arriving.missing:
-            self._arriving = arriving
-            self.rate.begin(arriving.missing, crosses_a_wire=connection.crosses_a_wire)
-            connection.wake_for(arriving.missing)
-        else:
-            self._finish(arriving)
-        return size
-
-    def _drop(self, count: int) -> None:
-        """Forget the bytes that were read."""
-        self._filled -= count
-        if count and self._filled:
-            self._stage[: self._filled] = bytes(self._stage[count : count + self._filled])
-
     # Frames
 
-    def _check(self, header: FrameHeader) -> None:
-        """Raise :class:`PeerSentIncoherentTensor` where it is not the next frame of the edge."""
-        if header.number != self.expected:
-            raise PeerSentIncoherentTensor(
-                f"edge {self._name}: frame {header.number}, expected frame {self.expected}"
-            )
+    def take(self, header: FrameHeader, payload: memoryview, *, is_shared: bool) -> bool:
+        """Take a frame that is whole, unless it has to wait."""
+        if not self._admit(header, payload if is_shared else None):
+            return False
+        view = NOWHERE if self._landing is None else self._landing.view
+        if is_shared:
+            self._left -= header.length
+            if view:  # it may be long: others go on meanwhile
+                copy_bytes(view, payload)
+        elif view:
+            view[:] = payload
+        self.finish(header, payload)
+        return True
 
-    def _begin(self, header: FrameHeader, shared: torch.Tensor | None) -> Arriving | None:
-        """Begin to receive a frame, unless it has to wait: for the local ranks, or for the memory
-        it goes to. Then :meth:`resume` tries it again.
-        """
-        self._parked = True  # before the look, so that what becomes ready meanwhile is not missed
-        try:
-            sink = self._receiver.sink_for(self._source, header)
-        except NotYet:
-            self._serve_for(HUNG_UP)  # a peer that dies now is noticed
+    def begin(self, header: FrameHeader) -> memoryview | None:
+        """Return the landing of a long payload, unless it has to wait."""
+        if not self._admit(header, None):
             return None
-        if sink is not None and not sink.is_ready():
-            # What has arrived of this op is wanted, also of a peer that has left since.
-            self._serve_for(0)
-            return None
-        self._parked = False
-        landing = None if sink is None else self._admit(sink, header, shared)
-        return Arriving(header, sink, landing, shared=shared)
+        return NOWHERE if self._landing is None else self._landing.view
 
-    def _admit(
-        self, sink: Sink[FrameLanding], header: FrameHeader, shared: torch.Tensor | None
-    ) -> FrameLanding | None:
-        """Return the landing of a payload, ``None`` where it is not wanted or does not fit.
-
-        Args:
-            shared: the payload, where it lies in memory of the sender.
-        """
-        try:
-            landing = sink.admit(header, shared)
-        except PeerSentIncoherentTensor as error:
-            refusal = PeerSentIncoherentTensor(f"edge {self._name}: {error.message}")
-            self._receiver.incoherent(header, refusal)
-            return None
-        if shared is not None and landing is not None and len(landing.view):
-            torch.frombuffer(landing.view, dtype=torch.uint8).copy_(shared)
-        return landing
-
-    def _finish(self, arriving: Arriving) -> None:
+    def finish(self, header: FrameHeader, _payload: memoryview) -> None:
         """Deliver a payload that is complete."""
-        header, sink, landing = arriving.header, arriving.sink, arriving.landing
-        if landing is not None:
-            assert sink is not None
-            try:
-                self._verify(header, landing.view)
-            except DamagedPayload:
-                arriving.retract()
-                raise
+        sink, landing = self._sink, self._landing
+        self._sink = self._landing = None
+        if sink is not None and landing is not None:
             sink.received(landing)
+            self.counters.add(header.length)
         self.count_in(header.length, scrapped=landing is None)
         if self._unacked_bytes >= _ACK_BYTES or self._unacked_frames >= _ACK_FRAMES:
             self._acknowledge()
         else:
             self._acknowledge_soon()
 
-    def _verify(self, header: FrameHeader, payload: memoryview) -> None:
-        """Compare a payload with its digest and count it; :class:`DamagedPayload` if they differ.
+    def _admit(self, header: FrameHeader, shared: memoryview | None) -> bool:
+        """Find the landing of the next frame; ``None`` where it is not wanted or does not fit.
 
-        Nothing is compared where the header has no digest.
+        Args:
+            shared: the payload, where it lies in memory of the sender.
+
+        Returns:
+            False where the frame has to wait: for its turn; or for the local ranks, or for the
+            memory it goes to, until :meth:`resume`.
         """
-        if header.digest and xxhash.xxh3_64_intdigest(payload) != header.digest:
-            raise DamagedPayload(f"the payload of frame {header.number} is damaged")
-        self.counters.payload_bytes += header.length
-        self.counters.frames += 1
+        if self._left <= 0:
+            self._goes_on = True
+            self._reactor.call(self._go_on)
+            return False
+        if header.number != self.expected:
+            raise PeerSentIncoherentTensor(
+                f"edge {self._name}: frame {header.number}, expected frame {self.expected}"
+            )
+        self._parked = True  # before the look, so that what becomes ready meanwhile is not missed
+        try:
+            sink = self._receiver.sink_for(self._source, header)
+        except NotYet:
+            self._serve_for(HUNG_UP)  # a peer that dies now is noticed
+            return False
+        if sink is not None and not sink.is_ready():
+            # What has arrived of this op is wanted, also of a peer that has left since.
+            self._serve_for(0)
+            return False
+        self._parked = False
+        if sink is not None:
+            try:
+                self._landing = sink.admit(header, shared)
+            except PeerSentIncoherentTensor as error:
+                refusal = PeerSentIncoherentTensor(f"edge {self._name}: {error.message}")
+                self._receiver.incoherent(header, refusal)
+        self._sink = sink
+        return True
 
     def count_in(self, nbytes: int, *, scrapped: bool) -> None:
         """Note that the expected frame was delivered, or thrown away because nobody wants it."""

@@ -19,13 +19,8 @@ from functools import partial
 from threading import Condition
 from time import monotonic
 
-import xxhash
-
-from allfold_agent.edges.connections import (
-    RECONNECT_SECONDS,
-    EdgeCounters,
-    OutConnection,
-)
+from allfold_agent.edges.connections import RECONNECT_SECONDS, EdgeCounters
+from allfold_agent.edges.out_connection import OutConnection
 from allfold_agent.edges.outgoing import OutgoingFrame, PayloadSource, SendQueue, SentFrames
 from allfold_agent.runtime.locks import make_rlock
 from allfold_agent.runtime.reactor import WRITABLE, Reactor
@@ -36,8 +31,8 @@ log = logging.getLogger(__name__)
 
 # After so much it is the turn of others: whoever has made frames ready must not be kept for long.
 _TURN_BYTES = 1 << 20
-# For where a payload lies: to say that takes as long as to write so much.
-_SHARED_BYTES = 16 * 1024
+# However short a frame is, it takes as long as to write so much.
+_LEAST_BYTES = 16 * 1024
 # So often a frame may fail to be made.
 _MOST_FAILURES = 5
 # Acknowledgements are read when there may be so many, before a frame so long, and so often.
@@ -66,7 +61,7 @@ class OutEdge:
         self._changed = Condition(self._lock)
         self._queue = SendQueue()
         self._frames = SentFrames()
-        self._partial: tuple[OutgoingFrame, int] | None = None
+        self._partial: OutgoingFrame | None = None
         self._connection: OutConnection | None = None
         self._broke_at: float | None = None
         self._lost_at = monotonic()  # one that was never opened may be opened yet
@@ -257,51 +252,52 @@ class OutEdge:
         while left > 0:
             with self._lock:
                 connection = self._connection
-                frame, sent = (None, 0) if connection is None else self._unfinished()
+                frame = None if connection is None else self._unfinished()
                 if connection is None or frame is None:
                     self._rest()
                     return
-            self._fill(frame, connection)
+            head = frame.head or self._fill(frame, connection)
             try:
-                written = connection.write(frame, sent, left)
+                if connection.unsent:
+                    written = connection.go_on(left)
+                else:
+                    written = connection.write(head, frame.payload, frame.place, left)
             except OSError as error:  # the frame is kept for a new connection
                 self._lost(connection, error)
                 continue
-            left -= _SHARED_BYTES if connection.shares(frame) else written - sent
-            if written == len(frame.header) + len(frame.payload):
+            left -= max(written, _LEAST_BYTES)
+            if not connection.unsent:
                 self._sent(frame)
-            elif not self._keep(connection, frame, written, is_full=left > 0):
+            elif not self._keep(connection, frame, is_full=left > 0):
                 return
         with self._lock:
             self._rest()
         self.wake()
 
-    def _keep(
-        self, connection: OutConnection, frame: OutgoingFrame, sent: int, *, is_full: bool
-    ) -> bool:
+    def _keep(self, connection: OutConnection, frame: OutgoingFrame, *, is_full: bool) -> bool:
         """Keep the rest of a frame for later; return False where there is no room for more."""
         with self._lock:
             if connection is not self._connection:
                 return True  # to the new one all of it is sent again
-            self._partial = frame, sent
+            self._partial = frame
             if is_full:
                 connection.await_room()
                 self._rest()
             return not is_full
 
-    def _unfinished(self) -> tuple[OutgoingFrame | None, int]:
-        """The frame to be sent next, and how much of it has been."""
+    def _unfinished(self) -> OutgoingFrame | None:
+        """The frame to be sent next, or whose rest is."""
         if self._partial is not None:
             partial, self._partial = self._partial, None
             return partial
         if self._frames.resend:
-            return self._frames.resend.popleft(), 0
+            return self._frames.resend.popleft()
         head = self._queue.head()
         if head is None:
-            return None, 0
+            return None
         if len(self._frames.unacked) >= _MANY_UNACKED or head.next_size() >= _LONG_BYTES:
             self._drain_acks()
-        return self._frames.take(head), 0
+        return self._frames.take(head)
 
     def _rest(self) -> None:
         self._busy = False
@@ -310,13 +306,8 @@ class OutEdge:
         if self._closed:
             self._changed.notify_all()
 
-    def _fill(self, frame: OutgoingFrame, connection: OutConnection) -> None:
-        """Give a frame its bytes; outside the lock, because the digest takes its time.
-
-        Between two processes of one machine there is nothing that could damage a payload.
-        """
-        if frame.header:
-            return
+    def _fill(self, frame: OutgoingFrame, connection: OutConnection) -> FrameHeader:
+        """Give a frame its bytes and return its header; outside the lock, as that takes a while."""
         content = frame.content
         frame.payload = content.read()
         if content.buffer is not None and isinstance(frame.payload, bytes):
@@ -330,17 +321,16 @@ class OutEdge:
             offset=content.offset,
             length=len(frame.payload),
             fingerprint=frame.source.fingerprint,
-            digest=xxhash.xxh3_64_intdigest(frame.payload) if connection.crosses_a_wire else 0,
+            digest=connection.digest(frame.payload),
             behind=frame.source.behind,
         )
-        frame.header = frame.head.pack()
+        return frame.head
 
     def _sent(self, frame: OutgoingFrame) -> None:
         if frame.counted:
             return
         frame.counted = True
-        self.counters.payload_bytes += len(frame.payload)
-        self.counters.frames += 1
+        self.counters.add(len(frame.payload))
         frame.content.sent()
 
     # Acknowledgements. Memory waits for them, but each by itself is not worth being woken for.

@@ -51,7 +51,11 @@ class SharedMemory(Protocol):
 
     @property
     def file(self) -> int | None:
-        """The descriptor of its file; ``None`` if it is none."""
+        """The descriptor of its file, which lasts as long as this; ``None`` if it is none."""
+
+
+FilePlace = tuple[SharedMemory, int]
+"""A file, and where something begins in it."""
 
 
 class SentFiles:
@@ -65,34 +69,26 @@ class SentFiles:
         self._slots: dict[int, int] = {}
         self._passed = 0
 
-    def add(self, buffer: SharedMemory) -> None:
-        """The file of a buffer was passed: it is in the next slot."""
-        if self._passed >= SLOTS:
-            del self._slots[next(iter(self._slots))]  # passed first, so it has that slot
-        self._slots[buffer.serial] = self._passed % SLOTS
-        self._passed += 1
-
-    def range_of(self, buffer: SharedMemory, start: int, nbytes: int) -> tuple[SharedRange, int]:
-        """Return where a payload lies, and the file that has to go with that.
-
-        The file is -1 where the receiver has it; else :meth:`add` has to follow.
-        """
+    def pass_range(
+        self, buffer: SharedMemory, start: int, nbytes: int
+    ) -> tuple[SharedRange, SharedMemory | None]:
+        """Return where a payload lies, and what has to go with that, unless the receiver has it."""
         slot = self._slots.get(buffer.serial)
         if slot is not None:
-            return SharedRange(slot, False, start, nbytes), -1
-        assert buffer.file is not None
-        return SharedRange(self._passed % SLOTS, True, start, nbytes), buffer.file
+            return SharedRange(slot, False, start, nbytes), None
+        if self._passed >= SLOTS:
+            del self._slots[next(iter(self._slots))]  # passed first, so it has that slot
+        slot = self._slots[buffer.serial] = self._passed % SLOTS
+        self._passed += 1
+        return SharedRange(slot, True, start, nbytes), buffer
 
 
-Rights = list[tuple[int, int, bytes]]
 _DESCRIPTOR = struct.Struct("i")
 
 
-def rights(descriptor: int) -> Rights:
-    """Return what ``sendmsg`` passes a descriptor with; nothing for -1."""
-    if descriptor < 0:
-        return []
-    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, _DESCRIPTOR.pack(descriptor))]
+def rights(memory: SharedMemory) -> list[tuple[int, int, bytes]]:
+    """Return what ``sendmsg`` passes the file of some memory with."""
+    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, _DESCRIPTOR.pack(memory.file))]
 
 
 @dataclass(slots=True)
@@ -165,9 +161,16 @@ class OutgoingFrame:
     source: PayloadSource
     content: Payload
     head: FrameHeader | None = None
-    header: bytes = b""
     payload: memoryview | bytes = b""
     counted: bool = False
+
+    @property
+    def place(self) -> FilePlace | None:
+        """Where a receiver on this machine may read the payload."""
+        content = self.content
+        if content.buffer is None or not content.is_shared:
+            return None
+        return content.buffer, content.place
 
 
 class SentFrames:

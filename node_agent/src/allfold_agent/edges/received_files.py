@@ -64,9 +64,7 @@ class ReceivedFiles:
         """Take descriptors that came with the bytes of a frame."""
         self._descriptors.extend(descriptors)
 
-    def content(
-        self, header: FrameHeader, place: memoryview | bytearray
-    ) -> tuple[FrameHeader, memoryview]:
+    def content(self, header: FrameHeader, place: memoryview) -> tuple[FrameHeader, memoryview]:
         """Return the ``DATA`` frame that a ``SHARED`` one stands for, and its payload.
 
         It may be asked for more than once.
@@ -130,7 +128,7 @@ class _Mapping:
 def _bytes_of(mapping: _Mapping) -> memoryview:
     """The bytes of a mapping, which lasts as long as they do.
 
-    By its address, as torch takes no buffer that cannot be written. Nobody writes there.
+    By its address, as torch warns of arrays that cannot be written. Nobody writes there.
     """
     view = (ctypes.c_uint8 * mapping.size).from_address(mapping.address)
     view.mapping = mapping  # type: ignore[attr-defined]

@@ -1,11 +1,8 @@
-"""The sinks of incoming frames, and a frame whose payload is being received."""
+"""Who receives the frames of edges: the owner of an edge, and the sinks that it knows."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
-
-import torch
 
 from allfold_core.errors import AllfoldError
 from allfold_core.protocol.frames import FrameHeader
@@ -31,7 +28,7 @@ class Sink(Protocol[LandingT]):
     def is_ready(self) -> bool:
         """Return True if the next frame can be admitted. Its edge is resumed when that changes."""
 
-    def admit(self, header: FrameHeader, shared: torch.Tensor | None, /) -> LandingT | None:
+    def admit(self, header: FrameHeader, shared: memoryview | None, /) -> LandingT | None:
         """Return the landing of a frame, ``None`` where it is not wanted. Not before it is ready.
 
         Args:
@@ -68,30 +65,3 @@ class Receiver(Protocol):
 
     def incoherent(self, header: FrameHeader, error: AllfoldError, /) -> None:
         """Fail the op of a frame that does not fit it."""
-
-
-@dataclass(slots=True)
-class Arriving:
-    """A frame whose payload is being received. Without a landing it is thrown away."""
-
-    header: FrameHeader
-    sink: Sink[Any] | None
-    landing: FrameLanding | None
-    received: int = 0
-    shared: torch.Tensor | None = None
-
-    @property
-    def missing(self) -> int:
-        """Bytes."""
-        return 0 if self.shared is not None else self.header.length - self.received
-
-    def put(self, begun: memoryview) -> None:
-        """The beginning of the payload, which came with the header."""
-        if self.landing is not None and begun:
-            self.landing.view[: len(begun)] = begun
-        self.received = len(begun)
-
-    def retract(self) -> None:
-        """Take the frame back: its connection ended before the whole payload had come."""
-        if self.sink is not None and self.landing is not None:
-            self.sink.retract(self.landing)

@@ -10,8 +10,9 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
-import torch
+import numpy as np
 
+from allfold_agent.arithmetic.arrays import Array
 from allfold_agent.arithmetic.operands import Operands
 from allfold_agent.compilation.task_graph import INPUTS, SENDING, Task, TaskGraph, TaskKind
 from allfold_agent.execution.transfers import Received, ReceivingOp, SendingOp
@@ -255,7 +256,7 @@ class Executor(SendingOp, ReceivingOp):
         try:
             received = iter(scratch)
             values = [
-                self._decoded(next(received), part.numel()) if index >= 0 else part
+                self._decoded(next(received), len(part)) if index >= 0 else part
                 for index in task.operands
             ]
             if INPUTS in task.operands:
@@ -265,7 +266,7 @@ class Executor(SendingOp, ReceivingOp):
             for buffer in scratch:
                 buffer.release()
 
-    def _own(self, task: Task, operands: Operands, part: torch.Tensor) -> torch.Tensor:
+    def _own(self, task: Task, operands: Operands, part: Array) -> Array:
         """Return the local contribution to a range: a rank's memory, where it is the only one."""
         alone = operands.only_input(task.start, task.stop)
         if alone is not None:
@@ -273,12 +274,12 @@ class Executor(SendingOp, ReceivingOp):
         self._fold_inputs(task, operands)
         return part
 
-    def _decoded(self, received: Received, numel: int) -> torch.Tensor:
+    def _decoded(self, received: Received, numel: int) -> Array:
         codec = self._operands.codec
         if codec is None:
-            return self._arithmetic.kept(received.bytes, numel)
-        values = torch.empty(numel, dtype=self._arithmetic.kept_dtype)
-        codec.decode(received.bytes[: self._operands.wire_bytes(numel)], values)
+            return self._arithmetic.kept(received.view, numel)
+        values = np.empty(numel, self._arithmetic.kept_dtype)
+        codec.decode(received.view[: self._operands.wire_bytes(numel)], values)
         return values
 
     def _encode(self, task: Task) -> None:
@@ -286,7 +287,7 @@ class Executor(SendingOp, ReceivingOp):
         assert codec is not None
         values = self.range(task.start, task.stop)
         buffer = self._buffers.take(self.nbytes(task))
-        code = buffer.bytes[: self.nbytes(task)]
+        code = buffer.view[: self.nbytes(task)]
         residual = self._operands.residual
         if residual is None:
             codec.encode(values, code)

@@ -10,7 +10,6 @@ from itertools import count
 from time import monotonic
 from typing import Protocol
 
-import torch
 import xxhash
 
 from allfold_agent.arithmetic.operands import Operands
@@ -44,10 +43,10 @@ OnPiece = Callable[[Part, int, int], None]
 class RankEndpoint(Protocol):
     """The connection to one rank, as an op needs it."""
 
-    def place(self, region: Region, nbytes: int) -> torch.Tensor | GpuRange:
+    def place(self, region: Region, nbytes: int) -> memoryview | GpuRange:
         """Return the raw bytes of a region of the rank's arena, or their range on a GPU."""
 
-    def memory(self, region: Region, nbytes: int) -> torch.Tensor:
+    def memory(self, region: Region, nbytes: int) -> memoryview:
         """Return the raw bytes of a region in the host's memory."""
 
     def mapping(self, segment: int) -> MappedMemory:
@@ -73,8 +72,8 @@ class Arrival:
     group_number: int
     message: OpMessage
     spec: OpSpec
-    source: torch.Tensor | GpuRange | Nowhere
-    target: torch.Tensor | GpuRange | Nowhere
+    source: memoryview | GpuRange | Nowhere
+    target: memoryview | GpuRange | Nowhere
     at: float
     called: float
 
@@ -86,8 +85,8 @@ class Arrival:
         """The place of the result, for a GPU."""
         return self._place(self.target, self.message.target)
 
-    def _place(self, memory: torch.Tensor | GpuRange | Nowhere, region: Region) -> Place:
-        if not isinstance(memory, torch.Tensor):
+    def _place(self, memory: memoryview | GpuRange | Nowhere, region: Region) -> Place:
+        if not isinstance(memory, memoryview):
             return memory
         mapping = self.connection.mapping(region.segment) if memory.nbytes else None
         return HostRange(mapping, region.offset, memory.nbytes)

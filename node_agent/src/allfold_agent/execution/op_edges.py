@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from time import monotonic
 
-import torch
-
 from allfold_agent.compilation.task_graph import Task, TaskKind
 from allfold_agent.edges.outgoing import Payload
 from allfold_agent.execution.executor import Executor
@@ -36,7 +34,7 @@ class OpReceiver:
         executor, order, position = self._executor, self._order, self._next
         return executor.failed or position == len(order) or not executor.waits(order[position])
 
-    def admit(self, header: FrameHeader, shared: torch.Tensor | None) -> SliceLanding | None:
+    def admit(self, header: FrameHeader, shared: memoryview | None) -> SliceLanding | None:
         """Return the landing of a frame; ``None`` if the op failed. Not before :meth:`is_ready`.
 
         Raises:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-import torch
-
+from allfold_agent.arithmetic.arrays import Array
 from allfold_agent.arithmetic.operands import Operands
 from allfold_agent.compilation.compiler import Compiled
 from allfold_agent.execution.op import Done, Op, OpOutcomes, over_pieces
@@ -16,7 +15,7 @@ from allfold_agent.runtime.threads import WorkerPool
 from allfold_core.errors import GpuFailed
 from allfold_core.schedules.parts import Part, Piece
 
-Range = Callable[[int, int], torch.Tensor]
+Range = Callable[[int, int], Array]
 
 
 class ResultWriter:
@@ -101,9 +100,9 @@ class ResultWriter:
 def _values(buffer: Buffer, compiled: Compiled) -> Range:
     """The elements of a result that has come whole from another node."""
     layout = compiled.layout
-    work = compiled.arithmetic.kept(buffer.bytes, layout.held)
+    work = compiled.arithmetic.kept(buffer.view, layout.held)
 
-    def values(start: int, stop: int) -> torch.Tensor:
+    def values(start: int, stop: int) -> Array:
         place = layout.place(start)
         return work[place : place + stop - start]
 

@@ -8,8 +8,7 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
-import torch
-
+from allfold_agent.arithmetic.arrays import Array
 from allfold_agent.arithmetic.error_feedback import ResidualAttempt, Residuals
 from allfold_agent.arithmetic.operands import Operands
 from allfold_agent.compilation.compiler import Compiled, Compiler
@@ -101,12 +100,12 @@ class Runner:
         if spec.is_exchange:
             calls = tuple([op.arrivals[rank].spec for rank in self.ranks])
         op.compiled = compiled = self._compiler.compile(calls, op.on_gpu)
-        inputs: dict[int, torch.Tensor] = {}
-        outputs: dict[int, torch.Tensor] = {}
+        inputs: dict[int, Array] = {}
+        outputs: dict[int, Array] = {}
         if op.on_gpu:  # where a rank has its memory on a GPU, the CPU folds for none
             op.gpu_operands = self._prepare_gpu_operands(op, compiled)
         else:
-            elements: Callable[[Any], torch.Tensor] = compiled.arithmetic.elements
+            elements: Callable[[Any], Array] = compiled.arithmetic.elements
             for rank, arrival in op.arrivals.items():
                 source, target = arrival.source, arrival.target
                 inputs[rank] = outputs[rank] = elements(source)
@@ -141,7 +140,7 @@ class Runner:
     def _nobody(self, op: Op, rank: int) -> Arrival:
         """Return a call in place of a dead rank's, with memory that no rank reads."""
         other = next(iter(op.arrivals.values()))
-        memory: Callable[[int], torch.Tensor | Nowhere] = Nowhere if op.on_gpu else _unused_bytes
+        memory: Callable[[int], memoryview | Nowhere] = Nowhere if op.on_gpu else _unused_bytes
         source = memory(other.spec.input_bytes[rank])
         target = memory(other.spec.output_bytes[rank])
         return replace(other, rank=rank, source=source, target=target)
@@ -269,8 +268,8 @@ class Runner:
             operands.contribute(pieces, executor.buffer, partial(contributed, task))
 
 
-def _unused_bytes(nbytes: int) -> torch.Tensor:
-    return torch.empty(nbytes, dtype=torch.uint8)
+def _unused_bytes(nbytes: int) -> memoryview:
+    return memoryview(bytearray(nbytes))
 
 
 def _contribution(executor: Executor, task: Task) -> Callable[[], None]:

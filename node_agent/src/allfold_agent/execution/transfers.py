@@ -5,8 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 
-import torch
-
+from allfold_agent.arithmetic.arrays import Array
 from allfold_agent.arithmetic.operands import Operands
 from allfold_agent.compilation.task_graph import Task, TaskGraph, TaskKind
 from allfold_agent.runtime.buffers import Buffer, BufferPool
@@ -38,12 +37,12 @@ class OpTasks:
         self._buffers = buffers
         self._size = operands.arithmetic.kept_itemsize
         self.buffer = buffers.take(operands.layout.held * self._size, shared=bool(graph.sends))
-        self.work = operands.arithmetic.kept(self.buffer.bytes, operands.layout.held)
+        self.work = operands.arithmetic.kept(self.buffer.view, operands.layout.held)
         self._lock = make_rlock("executor")
         self._waits_for = list(graph.waits_for)
         self._codes: dict[int, Buffer] = {}
 
-    def range(self, start: int, stop: int) -> torch.Tensor:
+    def range(self, start: int, stop: int) -> Array:
         """A range of the index space in the work buffer."""
         place = self._operands.layout.place(start)
         return self.work[place : place + stop - start]
@@ -140,7 +139,7 @@ class SendingOp(OpTasks):
 class Borrowed:
     """A payload that lies in memory of its sender, which keeps it until it is acknowledged."""
 
-    bytes: torch.Tensor
+    view: memoryview
 
     def release(self) -> None:
         """Do nothing: it is not ours."""
@@ -180,7 +179,7 @@ class ReceivingOp(OpTasks):
         """Return True while a task waits for another one."""
         return self._waits_for[index] > 0
 
-    def land(self, task: Task, shared: torch.Tensor | None = None) -> SliceLanding | None:
+    def land(self, task: Task, shared: memoryview | None = None) -> SliceLanding | None:
         """Return the landing of the frame that a task receives; ``None`` if the op has failed.
 
         Args:
@@ -239,7 +238,7 @@ class ReceivingOp(OpTasks):
                 return False
             self.buffer.hold()
         try:
-            codec.decode(received.bytes[: self.nbytes(task)], self.range(task.start, task.stop))
+            codec.decode(received.view[: self.nbytes(task)], self.range(task.start, task.stop))
         finally:
             self.buffer.release()
         self._keep_code(task, received.hold())

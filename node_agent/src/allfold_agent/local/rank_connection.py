@@ -14,8 +14,6 @@ from functools import partial
 from io import FileIO
 from typing import Any
 
-import torch
-
 from allfold_agent.gpu.device import RankMemory
 from allfold_agent.gpu.operands import GpuRange
 from allfold_agent.groups.epoch import GroupEpoch
@@ -155,7 +153,7 @@ class RankConnection:
         """The memory of the host that the rank shares. From any thread."""
         return self.arena.nbytes
 
-    def place(self, region: Region, nbytes: int) -> torch.Tensor | GpuRange:
+    def place(self, region: Region, nbytes: int) -> memoryview | GpuRange:
         """Return a region of the host or of a GPU; ``InvalidArgument`` where there is none."""
         memory = self._on_gpus.get(region.segment) if self._on_gpus else None
         if memory is None or not nbytes:
@@ -181,7 +179,7 @@ class RankConnection:
             raise not_in_arena(fence.word, FENCE_WORD.size)
         return fence.is_passed(*FENCE_WORD.unpack_from(mapping.memory, offset))
 
-    def memory(self, region: Region, nbytes: int) -> torch.Tensor:
+    def memory(self, region: Region, nbytes: int) -> memoryview:
         """Return the bytes of a region of the host; ``InvalidArgument`` where there is none."""
         return self.arena.memory(region, nbytes)
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 
-import torch
-
 from allfold_agent.p2p import messages
 from allfold_agent.p2p.messages import (
     MessageSender,
@@ -16,7 +14,7 @@ from allfold_agent.p2p.messages import (
     error_frame,
 )
 from allfold_agent.p2p.sink import IncomingMessages
-from allfold_agent.runtime.buffers import BufferPool
+from allfold_agent.runtime.buffers import BufferPool, copy_bytes
 from allfold_agent.runtime.threads import WorkerPool
 from allfold_core.errors import AllfoldError
 from allfold_core.mailbox import Mailbox, WantedMessage
@@ -147,7 +145,7 @@ class MessageMatching(IncomingMessages):
         self._calls -= {send, receive}
 
         def copy() -> None:
-            receive.memory.copy_(send.memory)
+            copy_bytes(receive.memory, send.memory)
             send.report()
             receive.report(source=send.rank)
 
@@ -159,8 +157,7 @@ class MessageMatching(IncomingMessages):
     def _fill(self, transfer: MessageTransfer, offset: int, content: memoryview) -> None:
         assert transfer.receive is not None
         if content:
-            piece = torch.frombuffer(content, dtype=torch.uint8)
-            transfer.receive.memory[offset : offset + len(content)].copy_(piece)
+            copy_bytes(transfer.receive.memory[offset : offset + len(content)], content)
         transfer.received += len(content)
         if transfer.received == transfer.envelope.nbytes:
             self._complete(transfer)

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
-import torch
-
 from allfold_agent.edges.outgoing import Payload
 from allfold_agent.execution.op import RankEndpoint
 from allfold_agent.runtime.buffers import Buffer
@@ -40,7 +38,7 @@ class PendingCall:
     connection: RankEndpoint
     group_number: int
     message: P2PMessage
-    memory: torch.Tensor
+    memory: memoryview
     began: float
     seats: Sequence[int]
     number: int = -1
@@ -200,12 +198,13 @@ def error_frame(kind: FrameType, number: int, error: AllfoldError) -> MessageSen
     return control_frame(kind, number, json.dumps(error.to_dict()).encode())
 
 
-def content_frames(number: int, memory: torch.Tensor) -> MessageSender:
+def content_frames(number: int, memory: memoryview) -> MessageSender:
     """The content of a message, in pieces."""
-    view: memoryview = memory.numpy().data
-    starts = range(0, len(view), PARCEL_BYTES)
+    starts = range(0, len(memory), PARCEL_BYTES)
     return MessageSender(
-        FrameType.PARCEL, number, [(start, view[start : start + PARCEL_BYTES]) for start in starts]
+        FrameType.PARCEL,
+        number,
+        [(start, memory[start : start + PARCEL_BYTES]) for start in starts],
     )
 
 

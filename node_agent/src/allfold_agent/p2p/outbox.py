@@ -58,7 +58,7 @@ class Outbox:
         """Offer a message to a node; a short one has its content in the offer."""
         number = call.number = next(self._numbers)
         self._sends[number] = call
-        content = call.memory.numpy().tobytes() if envelope.nbytes <= EAGER_BYTES else b""
+        content = call.memory.tobytes() if envelope.nbytes <= EAGER_BYTES else b""
         offer = self._queued[number] = control_frame(
             FrameType.OFFER, number, envelope.pack() + content
         )

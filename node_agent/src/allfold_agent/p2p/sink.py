@@ -5,8 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-import torch
-
 from allfold_agent.p2p.messages import MessageLanding, MessageTransfer
 from allfold_agent.runtime.buffers import BufferPool
 from allfold_agent.runtime.locks import make_lock
@@ -27,7 +25,7 @@ class MessageReceiver:
         """No frame ever waits."""
         return True
 
-    def admit(self, header: FrameHeader, _shared: torch.Tensor | None) -> MessageLanding | None:
+    def admit(self, header: FrameHeader, _shared: memoryview | None) -> MessageLanding | None:
         """Return memory for a frame, ``None`` where it is not wanted any more."""
         return self._messages.admit(self._source, header)
 

@@ -13,7 +13,6 @@ from itertools import count
 from time import monotonic
 
 import numpy as np
-import torch
 
 from allfold_agent.runtime.locks import make_lock
 
@@ -36,6 +35,11 @@ class MappedMemory:
 
     def __len__(self) -> int:
         return len(self.memory)
+
+
+def copy_bytes(target: memoryview, source: memoryview) -> None:
+    """Copy as many bytes as there are; other threads run meanwhile, which a view would keep."""
+    np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))
 
 
 class SharedFile:
@@ -99,6 +103,7 @@ class Buffer:
 
     Attributes:
         mapping: what it is.
+        view: the same, as bytes.
         file: of one that is shared, the descriptor of the file that the memory is; agents of the
             same machine can map it.
         serial: no other one ever has it.
@@ -119,7 +124,6 @@ class Buffer:
             # A fresh 64 MiB in 4 KiB pages costs more time in page faults than its fold does.
             memory.madvise(mmap.MADV_HUGEPAGE)
         self.view = memoryview(memory)
-        self.bytes = torch.frombuffer(memory, dtype=torch.uint8)
 
     def _map(self, size: int) -> mmap.mmap:
         """A file in memory; plain memory where no descriptors are left."""

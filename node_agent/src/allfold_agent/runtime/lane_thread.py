@@ -13,11 +13,9 @@ from threading import Thread, get_ident
 from time import monotonic
 from typing import Protocol
 
-import numpy as np
-
 from allfold_agent.runtime.event_loop import READABLE, WRITABLE, EventLoop
 from allfold_agent.runtime.locks import make_lock
-from allfold_agent.runtime.threads import start_thread
+from allfold_agent.runtime.threads import ignore_overflows, start_thread
 
 __all__ = ["READABLE", "WRITABLE", "LaneThread", "ServedLane"]
 
@@ -71,7 +69,7 @@ class LaneThread(EventLoop):
 
     def _run(self) -> None:
         self._ident = get_ident()
-        np.seterr(all="ignore")  # of this thread: its ops fold with NumPy
+        ignore_overflows()
         spin_until = 0.0
         while not self._closing:
             if self._look(0.0):

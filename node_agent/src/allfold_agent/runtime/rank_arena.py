@@ -6,13 +6,9 @@ import fcntl
 import mmap
 import os
 
-import torch
-
 from allfold_agent.runtime.buffers import MappedMemory, SharedFile
 from allfold_core.errors import InvalidArgument
 from allfold_core.protocol.rank_messages import Region
-
-_REMEMBERED = 1024
 
 
 class RankArena:
@@ -22,11 +18,9 @@ class RankArena:
     """
 
     def __init__(self) -> None:
-        self._segments: dict[int, torch.Tensor] = {}
-        self._buffers: dict[int, memoryview] = {}
+        self._segments: dict[int, memoryview] = {}
         self._mappings: dict[int, MappedMemory] = {}
         self._files: dict[int, SharedFile] = {}
-        self._views: dict[tuple[Region, int], torch.Tensor] = {}
 
     def __contains__(self, number: int) -> bool:
         return number in self._segments
@@ -52,9 +46,8 @@ class RankArena:
         memory = mmap.mmap(descriptor, size)
         self._mappings[number] = MappedMemory(memory)
         self._files[number] = SharedFile.read_only(descriptor)
-        self._buffers[number] = memoryview(memory)
         # Last: who finds it finds the others, too.
-        self._segments[number] = torch.frombuffer(memory, dtype=torch.uint8)
+        self._segments[number] = memoryview(memory)
 
     def mapping(self, segment: int) -> MappedMemory:
         """Return a segment; ``InvalidArgument`` where there is none."""
@@ -66,35 +59,18 @@ class RankArena:
         """Return the file of a segment that is known here, for agents of this machine."""
         return self._files[segment]
 
-    def memory(self, region: Region, nbytes: int) -> torch.Tensor:
+    def memory(self, region: Region, nbytes: int) -> memoryview:
         """Return the bytes of a region; ``InvalidArgument`` where there is none."""
-        view = self._views.get((region, nbytes))
-        if view is None:
-            if len(self._views) >= _REMEMBERED:
-                self._views.clear()
-            view = self._views[region, nbytes] = self._view(region, nbytes)
-        return view
-
-    def view(self, region: Region, nbytes: int) -> memoryview:
-        """Return the same as a view: it is made in less time where the caches are cold."""
         if nbytes == 0:
-            return memoryview(b"")
-        segment = self._buffers.get(region.segment)
-        if segment is None or region.offset + nbytes > len(segment):
-            raise not_in_arena(region, nbytes)
-        return segment[region.offset : region.offset + nbytes]
-
-    def place(self, region: Region, nbytes: int) -> torch.Tensor:
-        """Do as :meth:`memory`: all of it is in the host's memory."""
-        return self.memory(region, nbytes)
-
-    def _view(self, region: Region, nbytes: int) -> torch.Tensor:
-        if nbytes == 0:
-            return torch.empty(0, dtype=torch.uint8)
+            return memoryview(bytearray())
         segment = self._segments.get(region.segment)
         if segment is None or region.offset + nbytes > len(segment):
             raise not_in_arena(region, nbytes)
         return segment[region.offset : region.offset + nbytes]
+
+    def place(self, region: Region, nbytes: int) -> memoryview:
+        """Do as :meth:`memory`: all of it is in the host's memory."""
+        return self.memory(region, nbytes)
 
 
 def not_in_arena(region: Region, nbytes: int) -> InvalidArgument:

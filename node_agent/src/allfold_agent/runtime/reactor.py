@@ -18,6 +18,7 @@ from time import monotonic
 
 from allfold_agent.runtime.event_loop import HUNG_UP, READABLE, WRITABLE, Action, EventLoop, Serve
 from allfold_agent.runtime.locks import make_lock
+from allfold_agent.runtime.threads import ignore_overflows
 
 __all__ = ["HUNG_UP", "READABLE", "WRITABLE", "Acceptor", "Action", "LagMeter", "Reactor", "Serve"]
 
@@ -53,6 +54,7 @@ class Reactor(EventLoop):
             self.call(lambda: heappush(self._timers, timer))
 
     def _run(self) -> None:
+        ignore_overflows()
         while not self._closing:
             self._serve_ready(self._patience())
             while self._timers and self._timers[0][0] <= monotonic():

@@ -7,7 +7,14 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Thread, active_count
 
+import numpy as np
+
 from allfold_core.errors import ServiceError
+
+
+def ignore_overflows() -> None:
+    """Have NumPy say nothing of sums that overflow, in this thread from now on: it may fold."""
+    np.seterr(all="ignore")
 
 
 def start_thread(target: Callable[[], None], name: str) -> Thread:
@@ -59,6 +66,7 @@ class WorkerPool:
             self._actions.put(None)
 
     def _run(self) -> None:
+        ignore_overflows()
         while (action := self._actions.get()) is not None:
             try:
                 action()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from allfold._process.settings import DEFAULT_GROUP, group_name, wanted
-from allfold._starting.surroundings import VARIABLE, Start, start_mode
+from allfold._starting.surroundings import VARIABLE, StartMode, start_mode
 from allfold.cli import _parameters
 from allfold.cli._config.setting import (
     DEFAULT,
@@ -73,7 +73,7 @@ def known() -> list[Known]:
             "the socket of the node agent of this machine (default: as for the agent)",
         ),
         Known(
-            "sdk", VARIABLE, "", Start.AUTO.value,
+            "sdk", VARIABLE, "", StartMode.AUTO.value,
             "whether a job starts services of its own: auto: where no agent is named and none "
             "listens on the default socket; always; never",
             lambda text: start_mode({VARIABLE: text}),

@@ -14,8 +14,8 @@ from allfold_agent.groups.epoch import GroupEpoch
 from allfold_agent.groups.lane.kept_results import HeldResult, KeptResults
 from allfold_agent.groups.lane.links import LaneLinks
 from allfold_agent.groups.lane.op_memory import Outgoing, Places, SharedBytes
-from allfold_agent.groups.lane.outgoing import Payload
 from allfold_agent.groups.lane.page import AgentPage, NextPost
+from allfold_agent.groups.lane.payloads import Payload
 from allfold_agent.groups.lane.program import LaneProgram
 from allfold_agent.groups.lane.under_way import EarlyFrame, OpTimes, OpUnderWay
 from allfold_agent.groups.outcomes import OpTable
@@ -241,7 +241,7 @@ class LaneExchange:
             op.is_held = True
         behind, stamp = op.seq - self.results.end, self._epoch.packed_stamp
         for name in self._others:
-            link = self._links.sender_to(name)
+            link = self._links.link_to(name)
             if link is not None:
                 link.send(op.seq, stamp, op.digest, behind, 0, bytearray(), kind=FrameType.SIGNAL)
         return True
@@ -279,7 +279,7 @@ class LaneExchange:
     def _send(self, op: OpUnderWay, frames: Iterable[Outgoing]) -> None:
         behind, stamp = op.seq - self.results.end, self._epoch.packed_stamp
         for node, start, payload, place in frames:
-            link = self._links.sender_to(self._names[node])
+            link = self._links.link_to(self._names[node])
             if link is not None:
                 link.send(op.seq, stamp, op.digest, behind, start, payload, place)
 

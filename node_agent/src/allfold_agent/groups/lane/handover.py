@@ -126,8 +126,8 @@ class LaneHandover:
                 op.result = self._resources.buffers.take(nbytes)
                 assert op.compiled is not None
                 parts, arithmetic = op.compiled.layout, op.compiled.arithmetic
-                work = arithmetic.kept(op.result.bytes, parts.held)
-                result.program.write_part(result.kept.tensor, parts, work)
+                work = arithmetic.kept(op.result.view, parts.held)
+                result.program.write_part(result.kept, parts, work)
 
         return give
 

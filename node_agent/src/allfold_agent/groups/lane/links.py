@@ -13,9 +13,8 @@ from allfold_agent.edges.edges import DialFrom
 from allfold_agent.edges.link_rate import LinkRate
 from allfold_agent.edges.members import GroupLife, GroupNodes
 from allfold_agent.edges.opening import EdgeOpener, EdgeRequest, Traffic
-from allfold_agent.groups.lane.incoming import FrameSink, Payloads
-from allfold_agent.groups.lane.link import LaneDoor, LaneLink
-from allfold_agent.groups.lane.outgoing import LaneOut
+from allfold_agent.groups.lane.link import FrameSink, LaneDoor, LaneLink
+from allfold_agent.groups.lane.payloads import Payloads
 from allfold_agent.runtime.lane_thread import LaneThread
 from allfold_core.errors import AllfoldError, PeerLost
 
@@ -62,11 +61,10 @@ class LaneLinks:
         lives = (self._members.life_of(node) for node in nodes)
         return all(life in links and links[life].is_whole for life in lives if life is not None)
 
-    def sender_to(self, node: str) -> LaneOut | None:
-        """Return what sends to a node; ``None`` if the group goes on without it."""
+    def link_to(self, node: str) -> LaneLink | None:
+        """Return the link to a node; ``None`` if the group goes on without it."""
         life = self._members.life_of(node)
-        link = None if life is None else self._links.get(life)
-        return None if link is None else link.outgoing
+        return None if life is None else self._links.get(life)
 
     # In the lane's thread
 
@@ -158,19 +156,15 @@ class LaneLinks:
 
     def _broken(self, life: GroupLife) -> None:
         """A connection has ended: the next opening of the lane needs another one."""
-        event = self._dialling.pop(life, None)
-        if event is not None:
-            event.set()
-        link = self._links.pop(life, None)
-        if link is not None:
-            link.close()
+        self._end(life)
         # Last: it looks if all links are whole.
         self._on_change()
 
     def _end(self, life: GroupLife) -> None:
         if (event := self._dialling.pop(life, None)) is not None:
             event.set()
-        self._links.pop(life).close()
+        if (link := self._links.pop(life, None)) is not None:
+            link.close()
 
     def close(self) -> None:
         """End all connections. From any thread."""

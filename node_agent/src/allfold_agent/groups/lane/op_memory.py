@@ -6,12 +6,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from allfold_agent.arithmetic.arrays import ARRAY_DTYPES, Array
-from allfold_agent.arithmetic.kernels import TORCH_DTYPES
-from allfold_agent.edges.outgoing import SharedMemory
-from allfold_agent.groups.lane.outgoing import FilePlace
+from allfold_agent.edges.outgoing import FilePlace, SharedMemory
 from allfold_agent.groups.lane.page import AgentPage
 from allfold_core.dtypes import DType
 
@@ -35,8 +32,6 @@ class Outgoing(NamedTuple):
 
 class SharedBytes(NamedTuple):
     """Raw memory that agents of this machine may read.
-
-    Views of memory, and arrays of it, are made in less time than tensors while caches are cold.
 
     Attributes:
         file: that it is in; ``None`` if others may not read it.
@@ -74,20 +69,8 @@ class Elements:
         self._chunks: dict[tuple[int, int], tuple[memoryview, FilePlace | None]] = {}
         self._arrays: dict[tuple[int, int], Array] = {}
 
-    @property
-    def tensor(self) -> torch.Tensor:
-        """All of them as a tensor."""
-        dtype = TORCH_DTYPES[self._dtype]
-        if not self.bytes:
-            return torch.empty(0, dtype=dtype)
-        return torch.frombuffer(self.bytes, dtype=dtype)
-
-    def part(self, start: int, numel: int) -> torch.Tensor:
-        """Return the elements of a range."""
-        return self.tensor[start : start + numel]
-
     def array(self, start: int, numel: int) -> Array:
-        """Return the elements of a range as an array."""
+        """Return the elements of a range."""
         found = self._arrays.get((start, numel))
         if found is None:
             part, _ = self.chunk(start, numel)

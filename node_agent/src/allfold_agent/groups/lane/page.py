@@ -9,8 +9,6 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import torch
-
 from allfold_agent.runtime import machine
 from allfold_agent.runtime.buffers import MappedMemory, SharedFile
 from allfold_agent.runtime.locks import make_lock
@@ -69,7 +67,6 @@ class AgentPage:
         layout: of the page.
         descriptor: of the file.
         mapping: the page.
-        bytes: the page as a tensor.
         file: for agents of this machine.
     """
 
@@ -82,7 +79,6 @@ class AgentPage:
         fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, seals)
         memory = mmap.mmap(self.descriptor, layout.size)
         self.mapping = MappedMemory(memory)
-        self.bytes = torch.frombuffer(memory, dtype=torch.uint8)
         self.file = SharedFile.read_only(self.descriptor)
         self._view = memoryview(memory)
         self._words = self._view[: layout.words * WORD].cast("Q")

@@ -16,12 +16,11 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
-from allfold_agent.arithmetic.arrays import array_fold
+from allfold_agent.arithmetic.arrays import Array
 from allfold_agent.arithmetic.kernels import Arithmetic
 from allfold_agent.compilation.op_spec import OpSpec, sizes
-from allfold_agent.groups.lane.incoming import LONGEST_PAYLOAD
+from allfold_agent.edges.outgoing import FilePlace
 from allfold_agent.groups.lane.op_memory import (
     NOTHING,
     Elements,
@@ -30,8 +29,8 @@ from allfold_agent.groups.lane.op_memory import (
     SharedBytes,
     private,
 )
-from allfold_agent.groups.lane.outgoing import FilePlace, Payload
 from allfold_agent.groups.lane.page import AgentPage
+from allfold_agent.groups.lane.payloads import LONGEST_PAYLOAD, Payload
 from allfold_core.operations import Kind
 from allfold_core.plan import Plan
 from allfold_core.pricing.lane import sends_everything
@@ -83,7 +82,6 @@ class LaneProgram:
         fingerprint = spec.fingerprint
         self.spec = spec
         self.arithmetic = arithmetic = Arithmetic(fingerprint, plan.world_size)
-        self._fold = array_fold(arithmetic)
         self._kind = kind = fingerprint.kind
         self._me = me
         self._placement = tuple(member.ranks for member in plan.members)
@@ -309,7 +307,7 @@ class LaneProgram:
         """Write a chunk of what this node brings to its row, folded in the accumulation type."""
         if not self._reduces and not self.is_in_parts:
             return  # it is in the row already
-        own, is_plain = memory.own, self.arithmetic.takes_inputs_as_they_are
+        own = memory.own
         for part, low, high in self._parts.parts_in(start, self._stops[start]):
             place, numel, skipped = self._parts.place(low), high - low, low - part.slice.start
             inputs = [
@@ -318,11 +316,9 @@ class LaneProgram:
             ]
             if not self._reduces:
                 own.copy(place, numel, *inputs[0])
-            elif is_plain:
-                self._fold.fold(own.array(place, numel), [e.array(at, numel) for e, at in inputs])
             else:
-                brought = [each.part(at, numel) for each, at in inputs]
-                self.arithmetic.fold_inputs(own.part(place, numel), brought)
+                brought = [each.array(at, numel) for each, at in inputs]
+                self.arithmetic.fold_inputs(own.array(place, numel), brought)
 
     def is_folded(self, start: int) -> bool:
         """Return True if this node folds what comes at a place; else it takes it as it is."""
@@ -346,7 +342,7 @@ class LaneProgram:
             own if node == self._me else np.frombuffer(received[node], own.dtype)
             for node in self._nodes
         ]
-        self._fold.fold(memory.kept.array(start, numel), operands)
+        self.arithmetic.fold(memory.kept.array(start, numel), operands)
         self.finish(memory, start, stop)
         if not self._spreads:
             return []
@@ -358,10 +354,7 @@ class LaneProgram:
         if not self.kept_bytes:
             return
         kept, result, numel = memory.kept, memory.result, stop - start
-        if self.arithmetic.converts:
-            self.arithmetic.finish([result.part(start, numel)], kept.part(start, numel))
-        else:
-            self._fold.divide(result.array(start, numel), kept.array(start, numel))
+        self.arithmetic.finish([result.array(start, numel)], kept.array(start, numel))
 
     def destination(self, memory: OpMemory, start: int, stop: int) -> memoryview:
         """The memory of a chunk that is taken as it comes."""
@@ -372,7 +365,7 @@ class LaneProgram:
         """The size of a chunk on its way."""
         return (stop - start) * self._itemsize
 
-    def write_part(self, kept: torch.Tensor, parts: NodeParts, work: torch.Tensor) -> None:
+    def write_part(self, kept: Elements, parts: NodeParts, work: Array) -> None:
         """Write this node's part of a result to a work buffer of the long lane.
 
         Args:
@@ -384,4 +377,4 @@ class LaneProgram:
             if part.targets:
                 numel = part.slice.stop - part.slice.start
                 place, start = parts.place(part.slice.start), self._row.place(part.slice.start)
-                work[place : place + numel] = kept[start : start + numel]
+                work[place : place + numel] = kept.array(start, numel)

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any, NamedTuple
 
-import torch
-
 from allfold_agent.execution.op import RankEndpoint
 from allfold_agent.groups.epoch import LOCAL, GroupEpoch
 from allfold_agent.groups.lane.exchange import LaneExchange, RankInput
@@ -47,13 +45,13 @@ class PageMemory:
     def __init__(self, page: AgentPage) -> None:
         self._page = page
 
-    def place(self, region: Region, nbytes: int) -> torch.Tensor:
+    def place(self, region: Region, nbytes: int) -> memoryview:
         return self.memory(region, nbytes)
 
-    def memory(self, region: Region, nbytes: int) -> torch.Tensor:
+    def memory(self, region: Region, nbytes: int) -> memoryview:
         if nbytes > self._page.layout.slot_bytes:
             raise InvalidArgument(f"{nbytes} bytes do not fit a slot of the short lane")
-        return self._page.bytes[region.offset : region.offset + nbytes]
+        return self._page.view(region.offset)[:nbytes]
 
     def mapping(self, segment: int) -> MappedMemory:  # noqa: ARG002 - there is one
         return self._page.mapping
@@ -185,7 +183,7 @@ class NodeLane:
         """
         arena = self._ranks[self.sessions[row]].arena
         try:
-            memory = arena.view(region, nbytes)
+            memory = arena.memory(region, nbytes)
             file = arena.file(region.segment) if nbytes else self.page.file
             return SharedBytes(memory, file, region.offset)
         except InvalidArgument as error:

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from allfold_agent.groups.lane.kept_results import HeldResult
 from allfold_agent.groups.lane.op_memory import OpMemory, Outgoing
-from allfold_agent.groups.lane.outgoing import Payload
 from allfold_agent.groups.lane.page import NextPost
+from allfold_agent.groups.lane.payloads import Payload
 from allfold_agent.groups.lane.program import LaneProgram
 from allfold_agent.runtime.buffers import Buffer
 from allfold_core.protocol.frames import FrameHeader

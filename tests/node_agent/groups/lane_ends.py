@@ -7,9 +7,11 @@ from collections.abc import Callable
 
 import xxhash
 
-from allfold_agent.groups.lane.incoming import LaneIn, Payloads
+from allfold_agent.edges.frame_reader import FrameReader
+from allfold_agent.edges.out_connection import OutConnection
+from allfold_agent.edges.outgoing import FilePlace
 from allfold_agent.groups.lane.link import LaneLink
-from allfold_agent.groups.lane.outgoing import FilePlace, LaneOut, Payload
+from allfold_agent.groups.lane.payloads import Payload, Payloads
 from allfold_agent.runtime.lane_thread import LaneThread
 from allfold_core.protocol.frames import FrameHeader, FrameType
 from tests.node_agent.in_lane import in_thread
@@ -55,14 +57,14 @@ class End:
         return [payload for _, _, payload in self.frames]
 
     @property
-    def sending(self) -> LaneOut:
+    def sending(self) -> OutConnection:
         assert self.link.outgoing is not None
         return self.link.outgoing
 
     @property
-    def receiving(self) -> LaneIn:
-        assert self.link.incoming is not None
-        return self.link.incoming
+    def receiving(self) -> FrameReader:
+        assert self.link.reader is not None
+        return self.link.reader
 
     def take_out(self, connected: socket.socket) -> None:
         in_thread(self.thread, lambda: self.link.take_out(connected))
@@ -74,17 +76,14 @@ class End:
         def send() -> None:
             for seq, payload in enumerate(payloads):
                 memory = memoryview(payload)
-                if self.link.outgoing is not None:  # else it has ended
-                    self.sending.send(seq, STAMP, FINGERPRINT, seq % 3, 10 * seq, memory)
+                self.link.send(seq, STAMP, FINGERPRINT, seq % 3, 10 * seq, memory)
 
         in_thread(self.thread, send)
 
     def send_from(self, place: FilePlace, payload: bytes | bytearray, seq: int = 0) -> None:
         """Send a payload that a node on this machine may read in a file."""
         memory = memoryview(payload)
-        in_thread(
-            self.thread, lambda: self.sending.send(seq, STAMP, FINGERPRINT, 0, 0, memory, place)
-        )
+        in_thread(self.thread, lambda: self.link.send(seq, STAMP, FINGERPRINT, 0, 0, memory, place))
 
     def has_broken(self) -> bool:
         """Return True if a connection has ended, once the thread has done all that it can."""

@@ -6,10 +6,11 @@ import fcntl
 import os
 import socket
 import struct
+import weakref
 
 import pytest
 
-from allfold_agent.groups.lane.incoming import LONGEST_PAYLOAD
+from allfold_agent.groups.lane.payloads import LONGEST_PAYLOAD
 from allfold_agent.runtime.buffers import BufferPool, SharedFile
 from allfold_agent.runtime.lane_thread import LaneThread
 from allfold_core.protocol.frames import (
@@ -20,7 +21,7 @@ from allfold_core.protocol.frames import (
     FrameType,
     SharedRange,
 )
-from tests.node_agent.edges.lane_ends import End, MakePair, frame, joined
+from tests.node_agent.groups.lane_ends import End, MakePair, frame, joined
 from tests.node_agent.in_lane import in_thread
 from tests.support.waiting import wait_until
 
@@ -44,7 +45,7 @@ def file_of(data: bytes) -> SharedFile:
 def joined_with_files(thread: LaneThread, pair: MakePair) -> tuple[End, End]:
     """A sender that knows that the other end takes files, and that one."""
     sender, receiver = joined(thread, pair)
-    wait_until(lambda: in_thread(thread, lambda: sender.sending._files), "it takes files")
+    wait_until(lambda: in_thread(thread, lambda: sender.sending.takes_files), "it takes files")
     return sender, receiver
 
 
@@ -88,7 +89,7 @@ def test_files_follow_their_frames_through_a_full_socket(
     sender, receiver = End(thread), End(thread)
     sender.take_out(near)
     far.send(ACK.pack(0))
-    wait_until(lambda: in_thread(thread, lambda: sender.sending._files), "it takes files")
+    wait_until(lambda: in_thread(thread, lambda: sender.sending.takes_files), "it takes files")
     files = [file_of(content(number)) for number in range(6)]
     sender.send(*[bytes(LONGEST_PAYLOAD)] * 4)
     assert not in_thread(thread, lambda: sender.link.has_sent)
@@ -109,7 +110,7 @@ def test_a_file_passes_once_though_what_waits_is_let_go(
     sender, receiver = End(thread), End(thread)
     sender.take_out(near)
     far.send(ACK.pack(0))
-    wait_until(lambda: in_thread(thread, lambda: sender.sending._files), "it takes files")
+    wait_until(lambda: in_thread(thread, lambda: sender.sending.takes_files), "it takes files")
     file = file_of(content(1))
     sender.send(*[bytes(LONGEST_PAYLOAD)] * 4)
     for seq in range(3):
@@ -118,6 +119,27 @@ def test_a_file_passes_once_though_what_waits_is_let_go(
     receiver.take_in(far)
     wait_until(lambda: len(receiver.frames) == 4 + 3, "all have come")
     assert receiver.payloads[4:] == [content(1)] * 3
+
+
+def test_a_file_that_waits_to_be_passed_stays_open_though_nobody_else_has_it(
+    thread: LaneThread, unix_pair: MakePair
+) -> None:
+    """Its number would be another file's by then."""
+    near, far = unix_pair()
+    sender, receiver = End(thread), End(thread)
+    sender.take_out(near)
+    far.send(ACK.pack(0))
+    wait_until(lambda: in_thread(thread, lambda: sender.sending.takes_files), "it takes files")
+    sender.send(*[bytes(LONGEST_PAYLOAD)] * 4)
+    file = file_of(content(1))
+    sender.send_from((file, 0), bytes(LONG))
+    is_open = weakref.ref(file)
+    del file
+    _others = [file_of(content(number)) for number in range(2, 5)]
+    receiver.take_in(far)
+    wait_until(lambda: len(receiver.frames) == 4 + 1, "all have come")
+    assert receiver.payloads[4] == content(1)
+    wait_until(lambda: is_open() is None, "it is closed once it has been passed")
 
 
 def test_what_is_short_is_sent_itself(thread: LaneThread, unix_pair: MakePair) -> None:
@@ -163,7 +185,7 @@ def test_over_a_wire_no_files_are_passed(thread: LaneThread, wire: MakePair) -> 
     sender.send_from((file_of(bytes(LONG)), 0), content(1), 1)
     wait_until(lambda: len(receiver.frames) == 2, "it has come")
     assert receiver.payloads[1] == content(1)
-    assert not in_thread(thread, lambda: sender.sending._files)
+    assert not in_thread(thread, lambda: sender.sending.takes_files)
 
 
 # What goes wrong
@@ -236,7 +258,7 @@ def test_a_new_connection_has_files_of_its_own(thread: LaneThread, unix_pair: Ma
         receiver.link.take_in(far, b"")
 
     in_thread(thread, replace)
-    wait_until(lambda: in_thread(thread, lambda: sender.sending._files), "it takes files")
+    wait_until(lambda: in_thread(thread, lambda: sender.sending.takes_files), "it takes files")
     sender.send_from((file, 0), bytes(LONG), 1)
     wait_until(lambda: len(receiver.frames) == 2, "it has come")
     assert receiver.payloads == [content(1)] * 2

@@ -7,11 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from allfold_agent.groups.lane.incoming import LONGEST_PAYLOAD, Payloads
-from allfold_agent.groups.lane.outgoing import Payload
+from allfold_agent.groups.lane.payloads import LONGEST_PAYLOAD, Payload, Payloads
 from allfold_agent.runtime.lane_thread import LaneThread
 from allfold_core.protocol.frames import HEADER_SIZE
-from tests.node_agent.edges.lane_ends import End, MakePair, frame, joined
+from tests.node_agent.groups.lane_ends import End, MakePair, frame, joined
 from tests.node_agent.in_lane import in_thread
 from tests.support.fakes.damaged_wire import tcp_pair
 from tests.support.waiting import wait_until
@@ -29,8 +28,8 @@ def begin_to_fill(receiver: End, data: bytes) -> None:
     """Await that a long frame has come up to the end of what was sent of it."""
 
     def got() -> int:
-        incoming = receiver.receiving._long
-        return -1 if incoming is None else incoming.got
+        reader = receiver.receiving
+        return -1 if reader.header is None else reader.header.length - reader.missing
 
     wait_until(lambda: in_thread(receiver.thread, got) == len(data) - HEADER_SIZE, "it is read")
 
@@ -87,7 +86,7 @@ def test_half_a_long_frame_of_an_old_connection_is_not_put_before_those_of_the_n
     receiver = End(thread)
     receiver.take_in(far)
     near.sendall(frame(content(0))[:100_000])
-    wait_until(lambda: in_thread(thread, lambda: receiver.receiving._long), "it has begun")
+    wait_until(lambda: in_thread(thread, lambda: receiver.receiving.header), "it has begun")
     near, far = pair()
     receiver.take_in(far)
     near.sendall(frame(b"whole", 1) + frame(content(2), 2))

@@ -1,4 +1,4 @@
-"""The threads that serve edges and the lane, and connections for the links of that."""
+"""The thread that serves the short lane, and connections for the links of that."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from allfold_agent.runtime.lane_thread import LaneThread
-from tests.node_agent.edges.lane_ends import MakePair
+from tests.node_agent.groups.lane_ends import MakePair
 from tests.support.fakes.damaged_wire import tcp_pair
 
 
