@@ -114,7 +114,12 @@ def run_job(home: Home, way: Way) -> Ended:
         with log.open("wb") as out:
             launcher = Child("job", command, env=env, stdout=out, stderr=subprocess.STDOUT)
         try:
-            _await(launcher, log)
+            wait_until(
+                lambda: launcher.ended or log.read_text().count("ready") >= _RANKS,
+                "the job runs",
+                _READY_SECONDS,
+                _LOOK_SECONDS,
+            )
             _end(way, own, launcher, script)
             if way in _GOES_ON:
                 stop.touch()
@@ -124,16 +129,6 @@ def run_job(home: Home, way: Way) -> Ended:
             return Ended(way, status, _named(log.read_text(errors="replace")), left)
         finally:
             stop_all([launcher])
-
-
-def _await(launcher: Child, log: Path) -> None:
-    """Wait until all ranks have done an op, or the job has ended."""
-    wait_until(
-        lambda: launcher.ended or log.read_text().count("ready") >= _RANKS,
-        "the job runs",
-        _READY_SECONDS,
-        _LOOK_SECONDS,
-    )
 
 
 def _end(way: Way, own: Home, launcher: Child, script: Path) -> None:
@@ -146,7 +141,7 @@ def _end(way: Way, own: Home, launcher: Child, script: Path) -> None:
         Way.ORCHESTRATOR: own.orchestrators,
     }
     if way in (Way.SIGINT, Way.SIGTERM):
-        launcher.signal(signal.SIGINT if way is Way.SIGINT else signal.SIGTERM)
+        launcher.signal(signal.Signals[way.name])
     for pid in killed.get(way, []):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -169,10 +164,9 @@ def _named(text: str) -> str:
 def table(ended: Iterable[Ended]) -> str:
     """Return a table in Markdown: a row for each way."""
     lines = ["| ended by | jobs | status | named | left after 10 s |", "|---|---|---|---|---|"]
-    by_way: dict[Way, list[Ended]] = {}
-    for each in ended:
-        by_way.setdefault(each.way, []).append(each)
-    for way, jobs in by_way.items():
+    whole = list(ended)
+    for way in dict.fromkeys(each.way for each in whole):
+        jobs = [each for each in whole if each.way is way]
         status, named = Counter(each.status for each in jobs), Counter(each.named for each in jobs)
         left = sum(len(each.left) for each in jobs)
         cells = (way.value, len(jobs), _counted(status), _counted(named), left or "nothing")
