@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import tempfile
+import uuid
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Self
 
 from allfold_cluster.environment import clean_environment
 
+_MARK = "MARK_OF_THE_HOME"
 _AGENT, _ORCHESTRATOR, _SUPERVISOR = (
     "allfold_agent",
     "allfold_orchestrator",
@@ -25,12 +27,17 @@ class Home:
 
     All processes that have its environment are found by it, and ended with it.
 
+    Args:
+        of: another home of the same user, with the same folder but processes of its own.
+
     Attributes:
         folder: what ``XDG_RUNTIME_DIR`` and ``TMPDIR`` name.
     """
 
-    def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="af", dir="/tmp"))
+    def __init__(self, of: Home | None = None) -> None:
+        self.folder: Path = of.folder if of else Path(tempfile.mkdtemp(prefix="af", dir="/tmp"))
+        self._is_shared = of is not None
+        self._mark = uuid.uuid4().hex
 
     def __enter__(self) -> Self:
         return self
@@ -40,7 +47,7 @@ class Home:
 
     def environment(self) -> dict[str, str]:
         """Return the environment of a job there, of which no launcher and no agent is known."""
-        ours = {"XDG_RUNTIME_DIR": str(self.folder), "TMPDIR": str(self.folder)}
+        ours = {"XDG_RUNTIME_DIR": str(self.folder), "TMPDIR": str(self.folder), _MARK: self._mark}
         return clean_environment("ALLFOLD_") | ours
 
     def processes(self, module: str = "") -> list[int]:
@@ -65,17 +72,25 @@ class Home:
     def left(self) -> list[str]:
         """Return all processes and files that are there, in words."""
         commands = [" ".join(words)[-200:] for _, words in self._commands()]
-        return commands + sorted(str(each) for each in (self.folder / "allfold").rglob("*"))
+        return commands + self.files()
+
+    def files(self) -> list[str]:
+        """Return the paths of all files and folders of services."""
+        found = []
+        for folder, _, names in os.walk(self.folder / "allfold"):  # some may go meanwhile
+            found += [folder, *(f"{folder}/{name}" for name in names)]
+        return found
 
     def close(self) -> None:
         """End what is left, and remove it."""
         for pid in self.processes():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if not self._is_shared:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def _commands(self) -> Iterator[tuple[int, list[str]]]:
-        mark = f"\0XDG_RUNTIME_DIR={self.folder}\0".encode()
+        mark = f"\0{_MARK}={self._mark}\0".encode()
         for entry in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):  # a process may end while it is looked at
                 if mark in b"\0" + (entry / "environ").read_bytes():

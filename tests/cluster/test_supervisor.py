@@ -94,7 +94,21 @@ def test_a_forked_child_of_a_rank_that_lives_on_does_not_keep_the_services(home:
         child = rank.ask("fork")["child"]
         rank.kill()
         wait_until(lambda: home.processes() == [child], "the child alone", GONE_SECONDS)
-        assert not list(home.folder.glob("allfold/*"))
+        assert home.files() == []
+
+
+@pytest.mark.long
+def test_nothing_is_left_of_services_that_wait_for_another_machine_when_nobody_waits_for_them(
+    home: Home,
+) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # nobody listens there
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with JobRank(home, JobServices("one", "here", orchestrator=url, serves=False)) as rank:
+            ready = "allfold/jobs/*/here.ready"
+            wait_until(lambda: list(home.folder.glob(ready)), "the agent listens")
+            rank.kill()
+            assert_nothing_is_left(home)
 
 
 # --- a service dies
@@ -118,7 +132,7 @@ def assert_nothing_is_left_but(home: Home, *ranks: JobRank) -> None:
     """The ranks are there, and no service is."""
     pids = {each.process.pid for each in ranks}
     wait_until(lambda: set(home.processes()) == pids, "no service is left", GONE_SECONDS)
-    wait_until(lambda: not list(home.folder.glob("allfold/*")), "no file is left")
+    wait_until(lambda: not home.files(), "no file is left")
 
 
 @pytest.mark.long

@@ -17,29 +17,32 @@ import json
 import os
 import shutil
 import socket
-import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import monotonic
 from typing import Any, Self
 
-from allfold_cluster.environment import SOCKET_PATH_LIMIT, service_environment
+from allfold_cluster.environment import service_environment
+from allfold_cluster.job_folder import (
+    LOCK,
+    check_length,
+    check_room,
+    claiming,
+    files_of_jobs,
+    is_locked,
+    jobs_folder,
+)
 from allfold_cluster.processes import wait_for
 from allfold_core.errors import AgentUnreachable, from_dict
-from allfold_core.protocol.rank_messages import default_socket
 
 LONGEST_NEWS = 64 * 1024
-_LOCK, _LOG, _RECORD = "lock", "supervisor.log", "job.json"
+_LOG, _RECORD = "supervisor.log", "job.json"
 _BACKLOG = 512
 _SPAWN_SECONDS = 30.0
-_CLAIM_TRIES = 100
-# For records and logs: without that much, services fail one after the other and cannot say why.
-_ROOM_BYTES = 256 * 1024
 _TAIL_CHARACTERS = 2000
 
 
@@ -113,8 +116,8 @@ class JobRecord:
 def running_jobs() -> list[JobRecord]:
     """Return the jobs of this user that have services of their own on this machine, by name."""
     found = []
-    for file in sorted(jobs_folder().glob(f"*-*/{_RECORD}")):
-        if _is_locked(file.with_name(_LOCK)):
+    for file in files_of_jobs(f"*-*/{_RECORD}"):
+        if is_locked(file.with_name(LOCK)):
             with suppress(OSError, ValueError, TypeError):  # it is just ending, or beginning
                 found.append(JobRecord(**json.loads(file.read_text())))
     return found
@@ -190,17 +193,11 @@ class Lifeline:
 
 def last_words(job: str) -> str:
     """Return what the supervisor of a job wrote last, to be appended to a sentence."""
-    for log in sorted(jobs_folder().glob(f"{job}-*/{_LOG}"), reverse=True):
+    for log in reversed(files_of_jobs(f"{job}-*/{_LOG}")):
         with suppress(OSError):
             text = log.read_text(errors="replace")[-_TAIL_CHARACTERS:].strip()
             return f"; it last wrote:\n{text}" if text else ""
     return ""
-
-
-def jobs_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder of this user's jobs, beside the default socket of an agent."""
-    beside = default_socket(environment, os.getuid(), tempfile.gettempdir())
-    return Path(beside).parent / "jobs"
 
 
 def join(services: JobServices, token: str) -> Lifeline:
@@ -217,7 +214,7 @@ def join(services: JobServices, token: str) -> Lifeline:
     """
     folder = jobs_folder()
     path = folder / f"{services.job}.sock"
-    _check_length(folder, services)
+    check_length(folder, services.job, services.node)
     try:
         with claiming(folder):
             _sweep(folder)
@@ -238,96 +235,17 @@ def join(services: JobServices, token: str) -> Lifeline:
     return Lifeline(connected, services.job)
 
 
-@contextmanager
-def claiming(folder: Path) -> Iterator[None]:
-    """Be alone in the folder of this user's jobs; it is there only while there is one."""
-    with _locked(folder):
-        try:
-            yield
-        finally:
-            if all(each.name == _LOCK for each in folder.iterdir()):
-                (folder / _LOCK).unlink()
-                folder.rmdir()
-                with suppress(OSError):  # an agent's socket may be in it
-                    folder.parent.rmdir()
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    path = folder / _LOCK
-    for tries_left in reversed(range(_CLAIM_TRIES)):
-        try:
-            for each in (folder.parent, folder):
-                each.mkdir(mode=0o700, parents=each is folder.parent, exist_ok=True)
-                _check_is_ours(each)
-            lock = path.open("a")
-        except FileNotFoundError:  # removed meanwhile, by who was the last
-            if tries_left:
-                continue
-            raise
-        with lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if path.exists() and path.stat().st_ino == os.fstat(lock.fileno()).st_ino:
-                yield
-                return
-    raise OSError(f"others have removed it {_CLAIM_TRIES} times")
-
-
-def _check_is_ours(folder: Path) -> None:
-    """Refuse a folder in which another user could put something."""
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode):
-        raise AgentUnreachable(f"{folder} is no folder; remove it, or set XDG_RUNTIME_DIR")
-    if found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        raise AgentUnreachable(
-            f"{folder}, where the services of jobs have their sockets, belongs to uid "
-            f"{found.st_uid} with mode {stat.filemode(found.st_mode)}, and this process runs as "
-            f"uid {os.geteuid()}: it must be this user's, and nobody else may write to it. Remove "
-            "it, or set XDG_RUNTIME_DIR to a folder of yours."
-        )
-
-
-def _check_length(folder: Path, services: JobServices) -> None:
-    """Refuse a folder with too long a path for the agent's socket, which has the longest one."""
-    size = len(os.fsencode(folder / f"{services.job}-{'x' * 8}" / f"{services.node}.sock"))
-    if size > SOCKET_PATH_LIMIT:
-        raise AgentUnreachable(
-            f"the folder {folder} for the services of this job has too long a path: sockets in it "
-            f"would have {size} bytes, but Unix sockets allow {SOCKET_PATH_LIMIT}. Set "
-            "XDG_RUNTIME_DIR or TMPDIR to a shorter folder."
-        )
-
-
-def _check_room(folder: Path) -> None:
-    """Refuse a folder that is full."""
-    file = folder / "room"
-    with file.open("wb") as room:
-        os.posix_fallocate(room.fileno(), 0, _ROOM_BYTES)
-    file.unlink()
-
-
 def _sweep(folder: Path) -> None:
     """Remove what supervisors have left that were killed."""
     alive = set()
     for each in folder.glob("*-*/"):
-        if _is_locked(each / _LOCK):
+        if is_locked(each / LOCK):
             alive.add(each.name.rpartition("-")[0])
         else:
             shutil.rmtree(each, ignore_errors=True)
     for each in folder.glob("*.sock"):
         if each.stem not in alive:
             each.unlink()
-
-
-def _is_locked(path: Path) -> bool:
-    try:
-        with path.open("r") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except FileNotFoundError:
-        return False
-    return False
 
 
 def _connect(path: Path) -> socket.socket | None:
@@ -347,9 +265,9 @@ def _connect(path: Path) -> socket.socket | None:
 def _start(folder: Path, path: Path, services: JobServices, token: str) -> None:
     own = Path(tempfile.mkdtemp(prefix=f"{services.job}-", dir=folder))
     try:
-        _check_room(own)
+        check_room(own)
         with (
-            (own / _LOCK).open("a") as lock,
+            (own / LOCK).open("a") as lock,
             socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener,
             (own / _LOG).open("ab") as log,
         ):

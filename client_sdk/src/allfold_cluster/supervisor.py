@@ -17,13 +17,15 @@ import shutil
 import socket
 import struct
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from time import monotonic
 
 from allfold_cluster import Cluster
 from allfold_cluster.http import NoAnswer
-from allfold_cluster.job import JobRecord, JobServices, claiming
+from allfold_cluster.job import JobRecord, JobServices
+from allfold_cluster.job_folder import claiming
 from allfold_cluster.processes import Child, wait_for
 from allfold_cluster.signals import Interrupted, Interrupts
 from allfold_core.errors import AllfoldError, ServiceError
@@ -32,8 +34,8 @@ log = logging.getLogger("allfold_cluster.supervisor")
 
 # After the last rank: one that is started again at once finds the services there.
 LINGER_SECONDS = 3.0
-# The first one is there already: its connection is what started this.
-_FIRST_SECONDS = 15.0
+# The first one is there already, unless it was killed: it connects once it has started this.
+_FIRST_SECONDS = 5.0
 # How often the orchestrator is asked who is left, once no rank of this machine is.
 _ASK_SECONDS = 1.0
 _START_TRIES = 3
@@ -68,6 +70,22 @@ class Rank:
             os.close(self.process)
 
 
+class _Signals(Interrupts):
+    """Signals, and whatever else ends a start of services that waits.
+
+    Attributes:
+        also: called wherever a signal would be raised; may raise itself.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.also: Callable[[], None] = lambda: None
+
+    def raise_if_pending(self) -> None:
+        super().raise_if_pending()
+        self.also()
+
+
 class Supervisor:
     """One job on one machine.
 
@@ -81,6 +99,7 @@ class Supervisor:
         self._listener = listener
         self._services = services
         self._ranks: dict[int, Rank] = {}  # by each of its descriptors
+        self._has_come = False  # the first
         self._poll = select.poll()
         self._poll.register(listener, select.POLLIN)
         self._news = b""
@@ -89,13 +108,17 @@ class Supervisor:
 
     def run(self) -> None:
         """Start the services, and keep them for as long as there are ranks."""
-        with Interrupts() as interrupts, ExitStack() as ending:
+        with _Signals() as interrupts, ExitStack() as ending:
             ending.callback(self._forget_all)
             try:
+                interrupts.also = self._raise_if_abandoned
                 cluster = ending.enter_context(self._started(interrupts))
+                interrupts.also = lambda: None
                 record = self._record(cluster)
                 record.write()
                 self._news = record.ready_news()
+                for rank in set(self._ranks.values()):
+                    rank.tell(self._news)
                 self._serve(cluster, interrupts)
                 self._await_other_nodes(cluster, interrupts)
             except Interrupted as interrupted:
@@ -163,19 +186,34 @@ class Supervisor:
         for descriptor in (interrupts.fileno(), *watched):
             self._poll.register(descriptor, select.POLLIN)
         while not self._is_over:
-            ready = [descriptor for descriptor, _ in self._poll.poll(self._patience() * 1000)]
-            for descriptor in ready:
+            for descriptor in self._attend(self._patience()):
                 if descriptor in watched:
                     self._poll.unregister(descriptor)
                     self._note_end(cluster, watched.pop(descriptor))
-                elif descriptor in self._ranks:
-                    self._forget(self._ranks[descriptor])
-            # Last: a new connection may have the number of one that was closed just now.
-            if self._listener.fileno() in ready:
-                self._accept()
             interrupts.raise_if_pending()
             if not self._ranks and monotonic() >= self._ends_at:
                 self._close_if_alone()
+
+    def _attend(self, seconds: float) -> list[int]:
+        """Let ranks come and go once something happens; return the descriptors that are ready."""
+        ready = [descriptor for descriptor, _ in self._poll.poll(seconds * 1000)]
+        for descriptor in ready:
+            if descriptor in self._ranks:
+                self._forget(self._ranks[descriptor])
+        # Last: a new connection may have the number of one that was closed just now.
+        if self._listener.fileno() in ready:
+            self._accept()
+        return ready
+
+    def _raise_if_abandoned(self) -> None:
+        """While the services start, which may wait for another machine: is there anybody left?
+
+        Nothing is kept for a rank that comes later: what has not started helps nobody.
+        """
+        while self._attend(0.0):
+            pass
+        if not self._ranks and (self._has_come or monotonic() >= self._ends_at):
+            raise ServiceError("nobody is left for whom the services of this job start")
 
     def _patience(self) -> float:
         """Seconds until there is something to do without any news; at most a minute."""
@@ -183,6 +221,7 @@ class Supervisor:
 
     def _accept(self) -> None:
         connected, _ = self._listener.accept()
+        self._has_come = True
         rank = Rank(connected)
         if rank.uid != os.geteuid() and rank.uid != 0:
             log.warning("a process of uid %d was refused", rank.uid)
