@@ -100,8 +100,8 @@ class AgentSettings(ServiceSettings):
     )
     short_lane: Literal["on", "off"] = variable(
         "ALLFOLD_AGENT_SHORT_LANE",
-        "on: small tensors take the short lane: in shared memory on one node, and by a thread of "
-        "its own between nodes; off: none do",
+        "on: most ops of up to 64 MiB take the short lane: in shared memory on one node, and by a "
+        "thread of its own between nodes; off: none do",
         default="on",
     )
     observer: Literal["on", "off"] = variable(
