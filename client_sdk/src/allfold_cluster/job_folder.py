@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from time import monotonic, sleep
 
 from allfold_cluster.environment import SOCKET_PATH_LIMIT
 from allfold_core.errors import AgentUnreachable
@@ -19,6 +20,9 @@ from allfold_core.protocol.rank_messages import default_socket
 
 LOCK = "lock"
 _CLAIM_TRIES = 100
+# Longer than it takes to start a supervisor, which one does who has claimed the folder.
+_CLAIM_SECONDS = 45.0
+_LOOK_AGAIN_SECONDS = 0.005
 # For records and logs: without that much, services fail one after the other and cannot say why.
 _ROOM_BYTES = 256 * 1024
 _RANDOM_CHARACTERS = 8
@@ -65,11 +69,26 @@ def _locked(folder: Path) -> Iterator[None]:
                 continue
             raise
         with lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            _lock(lock.fileno())
             if _is_still_at(path, lock.fileno()):
                 yield
                 return
     raise OSError(f"others have removed it {_CLAIM_TRIES} times")
+
+
+def _lock(descriptor: int) -> None:
+    """Lock a file, for which nothing but to look again has a deadline."""
+    deadline = monotonic() + _CLAIM_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if monotonic() > deadline:
+                reason = f"another process of this user has locked it for {_CLAIM_SECONDS:g} s"
+                raise OSError(reason) from None
+            sleep(_LOOK_AGAIN_SECONDS)
+        else:
+            return
 
 
 def _is_still_at(path: Path, descriptor: int) -> bool:
