@@ -16,6 +16,7 @@ from allfold_cluster.job import JobServices, Lifeline, join
 from allfold_cluster.processes import wait_for
 from allfold_core.errors import AllfoldError
 from chaos.home import Home
+from tests.support.processes.services import ROOT
 
 PATIENCE_SECONDS = 60.0
 _TOKEN = "token-of-all-jobs-here"
@@ -30,9 +31,10 @@ class JobRank:
     """
 
     def __init__(self, home: Home, services: JobServices, *before: str, **variables: str) -> None:
-        own = [sys.executable, "-P", "-m", "tests.support.processes.job_rank", services.pack()]
+        own = [sys.executable, "-m", "tests.support.processes.job_rank", services.pack()]
         self.process = subprocess.Popen(
             [*before, *own],
+            cwd=ROOT,  # where the module is found
             env=home.environment() | variables,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
