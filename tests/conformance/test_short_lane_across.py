@@ -68,6 +68,7 @@ def test_the_bits_do_not_depend_on_the_lane(lane: Job, services: Services) -> No
 def test_only_a_long_op_whose_result_is_in_parts_takes_a_word_more(
     lane: Job, services: Services, numel: int, each: int
 ) -> None:
+    await_lane(services, lane)  # ops before this may have closed it for a while
     before = frames(services, "node0", lane.name)
     seq = lane.run(programs.counted)[0]
     lane.run(programs.call, kind="reduce", root=0, shape=(numel,))
