@@ -68,22 +68,12 @@ def test_the_bits_do_not_depend_on_the_lane(lane: Job, services: Services) -> No
 def test_only_a_long_op_whose_result_is_in_parts_takes_a_word_more(
     lane: Job, services: Services, numel: int, each: int
 ) -> None:
+    before = frames(services, "node0", lane.name)
+    seq = lane.run(programs.counted)[0]
+    lane.run(programs.call, kind="reduce", root=0, shape=(numel,))
     others = len(lane.node_names) - 1
-
-    def went_by_the_lane() -> bool:
-        await_lane(services, lane)
-        before = frames(services, "node0", lane.name)
-        seq = lane.run(programs.counted)[0]
-        lane.run(programs.call, kind="reduce", root=0, shape=(numel,))
-        assert lane.run(programs.counted)[0] == seq + 1
-        sent = frames(services, "node0", lane.name) - before
-        assert sent in (0, each * others)
-        return sent > 0
-
-    # The first one may go as a message, behind that of new memory.
-    if not any(went_by_the_lane() for _ in range(3)):
-        assert each > 1, "the shortest op goes by the lane, whatever its price"
-        pytest.skip("by the links as they were measured now, so long an op goes another way")
+    assert frames(services, "node0", lane.name) == before + each * others
+    assert lane.run(programs.counted)[0] == seq + 1
 
 
 def test_more_async_ops_than_there_are_slots_are_right_and_the_lane_opens_again(
