@@ -1,4 +1,4 @@
-"""Where jobs run that start services of their own: a folder by which all they leave is found."""
+"""A user's folder for jobs that start their own services; it finds all processes they leave."""
 
 from __future__ import annotations
 

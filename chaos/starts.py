@@ -1,4 +1,4 @@
-"""Jobs that start services of their own, ended in every way: what is said of it, and what is left.
+"""Ends jobs that started their own services in ten ways, and reports the errors and the leftovers.
 
 python -m chaos.starts --jobs 100 --at-once 20
 

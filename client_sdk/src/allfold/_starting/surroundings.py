@@ -1,4 +1,4 @@
-"""What a process knows of its job from its environment; pure, but for the addresses of machines."""
+"""The job as a process sees it in its environment. Pure, but for looking up addresses."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ _OF_RUNS = (
     *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT"),
     *("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID"),
 )
-"""What launchers give to all processes of a run, and to those of no other."""
+"""The variables that are equal in all processes of a run, and differ between runs."""
 
 _OF_STEPS = ("SLURM_JOB_ID", "SLURM_STEP_ID")
-"""The same together; the first alone is that of all that a user runs in an allocation."""
+"""These two together do the same for Slurm: runs of one allocation share the job id."""
 
 _OF_MACHINES = (
     *("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"),
     "SLURM_TASKS_PER_NODE",
 )
-"""How many ranks there are on this machine; Slurm's is like ``2(x3),1``: all, where it is one."""
+"""The number of ranks on this machine. Slurm lists all machines, as in ``2(x3),1``."""
 
 _OF_PODS = ("LWS_WORKER_INDEX", "JOB_COMPLETION_INDEX", "PET_NODE_RANK")
-"""What Kubernetes gives to pods that have one rank each."""
+"""Variables of Kubernetes pods that run one rank each."""
 
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
 _LONGEST_HOST = 32  # it is in the path of a socket, too
