@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 from allfold_core.group_options import GroupOptions
@@ -14,7 +15,7 @@ from allfold_core.schedules.compiler import compile_schedule
 from allfold_core.schedules.registry import STRATEGIES, strategies_for
 from allfold_core.schedules.schedule import Send
 from allfold_core.schedules.strategy import Description, Strategy
-from allfold_core.topology import LinkModel, Member
+from allfold_core.topology import LOOPBACK, LinkModel, Member
 from tools.pages import Blocks, table
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -108,6 +109,6 @@ BLOCKS: Blocks = {
     "seconds": _formulas,
     "bytes": _bytes,
     "auto": partial(_chosen, LinkModel(), (2, 4, 8, 16, 32, 64, 256)),
-    "auto on one machine": partial(_chosen, LinkModel(shared_cores=2), (2, 4, 8, 16)),
+    "auto on one machine": partial(_chosen, replace(LOOPBACK, shared_cores=2), (2, 4, 8, 16)),
     "crossing": _crossings,
 }

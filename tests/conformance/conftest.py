@@ -13,12 +13,6 @@ NODES = 5
 # A rank imports torch with its first bfloat16 tensor: on a busy machine the others wait for long.
 OP_SECONDS = 45.0
 
-# The price of an op decides which way it goes. Measured, links are as slow as the tests beside.
-LINKS = {
-    "ALLFOLD_LINK_LATENCY": "1.5e-4",
-    "ALLFOLD_LINK_BANDWIDTH": "1.1e9",
-}
-
 # Rank r is on node SHAPES[...][r]. The last one has 1, 2 and 3 ranks per node, out of order.
 SHAPES: dict[str, tuple[int, ...]] = {
     "1x3": (0, 0, 0),
@@ -49,7 +43,7 @@ def _is_tested_by_another_shape(item: pytest.Item) -> bool:
 
 @pytest.fixture(scope="session")
 def services() -> Iterator[Services]:
-    with Services(variables=LINKS) as services:
+    with Services() as services:
         services.start_orchestrator()
         services.start_agents(*(f"node{number}" for number in range(NODES)))
         yield services

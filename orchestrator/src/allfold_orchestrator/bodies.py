@@ -101,7 +101,7 @@ class Lease(Answer):
     heartbeat_seconds: float
     peers: list[str] = Field(
         default_factory=list,
-        description="The data addresses of some others, to which it may measure its links.",
+        description="The data addresses of some on other machines, to measure its links.",
     )
 
 

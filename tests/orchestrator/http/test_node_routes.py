@@ -33,6 +33,7 @@ async def test_a_node_learns_where_others_are_that_came_lately_and_never_where_i
     assert await peers_of("b") == ["c:7402", "d:7402"]
     assert await peers_of("e") == ["d:7402", "b:7402"]
     assert await peers_of("renamed", data_address="b:7402") == ["d:7402", "e:7402"]
+    assert await peers_of("f", data_address="e:7404") == ["d:7402", "b:7402"]
 
 
 async def test_nobody_is_pointed_to_a_node_that_is_gone_or_was_refused(api: ApiClient) -> None:

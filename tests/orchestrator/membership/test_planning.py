@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from allfold_core.group_options import GroupOptions
-from allfold_core.topology import LinkModel
+from allfold_core.topology import LOOPBACK, LinkModel
 from allfold_orchestrator.membership.group_state import (
     Formation,
     GroupParams,
@@ -118,23 +118,24 @@ def test_links_of_nodes_that_listen_at_one_host_are_shared(host: str) -> None:
     assert links_at(f"{host}:7402", f"{host}:7404", f"{host}:7406").shared_cores
 
 
-def test_what_is_measured_between_nodes_of_one_machine_counts_as_elsewhere() -> None:
-    together, apart = links_at("a:1", "a:2"), links_at("a:1", "b:1")
-    assert together == replace(apart, shared_cores=ASSUMED_CORES)
-    assert together.latency != LinkModel().latency
+def test_links_of_one_machine_are_those_of_loopback_however_busy_it_was_when_measured() -> None:
+    for latency, bandwidth in (TEN_GIGABIT, (5e-3, 1e8), UNMEASURED):
+        infos = [
+            node(f"n{rank}", data_address=f"a:{7400 + rank}", latency=latency, bandwidth=bandwidth)
+            for rank in range(3)
+        ]
+        links = links_of_nodes(infos, None)
+        assert links == replace(LOOPBACK, shared_cores=ASSUMED_CORES)
 
 
 def test_the_cores_of_a_shared_machine_are_those_that_its_agents_may_run_on() -> None:
     cases = ((0, 64), (1, 0), (2, 8))
-    infos = [node(f"n{rank}", data_address=f"a:{rank}", cores=cores) for rank, cores in cases]
+    infos = [
+        node(f"n{rank}", data_address=f"a:{7400 + rank}", cores=cores) for rank, cores in cases
+    ]
     assert links_of_nodes(infos, None).shared_cores == 8
-    silent = [node(f"n{rank}", data_address=f"a:{rank}") for rank in range(3)]
+    silent = [node(f"n{rank}", data_address=f"a:{7400 + rank}") for rank in range(3)]
     assert links_of_nodes(silent, None).shared_cores == ASSUMED_CORES
-
-
-def test_links_are_shared_also_where_nobody_has_measured() -> None:
-    infos = [node(f"n{rank}", data_address=f"a:{rank}") for rank in range(3)]
-    assert links_of_nodes(infos, None) == LinkModel(shared_cores=ASSUMED_CORES)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +157,7 @@ def test_one_node_alone_shares_with_nobody_however_many_ranks_it_has() -> None:
 
 
 def test_more_nodes_than_a_machine_is_taken_to_have_are_not_looked_at() -> None:
-    at_most = [f"a:{port}" for port in range(MOST_ON_A_MACHINE)]
+    at_most = [f"a:{7400 + number}" for number in range(MOST_ON_A_MACHINE)]
     assert MOST_ON_A_MACHINE == 16
     assert links_at(*at_most).shared_cores
     assert not links_at(*at_most, "a:9999").shared_cores

@@ -8,6 +8,7 @@ from typing import Any
 
 from allfold_core.errors import AllfoldError, Evicted, MultipleRegister
 from allfold_orchestrator.membership.group_state import GroupState, NodeInfo
+from allfold_service.addresses import parse_address
 
 ASKS_AGAIN_SECONDS = 5.0
 """A rank that was refused, and still waits, asks again within so long."""
@@ -55,9 +56,11 @@ class RecentNodes:
         self._addresses: dict[str, str] = {}  # by node, the newest last
 
     def add(self, node: str, address: str) -> list[str]:
-        """Note a node; return the addresses of some that registered just before it."""
+        """Note a node; return the addresses of some of other machines that came just before it."""
         self._addresses.pop(node, None)
-        others = [each for each in self._addresses.values() if each != address]
+        host, _ = parse_address(address)
+        known = dict.fromkeys(self._addresses.values())
+        others = [each for each in known if parse_address(each)[0] != host]
         self._addresses[node] = address
         if len(self._addresses) > _REMEMBERED:
             del self._addresses[next(iter(self._addresses))]

@@ -8,13 +8,14 @@ from math import log2
 
 from allfold_core.plan import Plan
 from allfold_core.schedules.schedule import ring_order, tree_order
-from allfold_core.topology import LinkModel, Member
+from allfold_core.topology import LOOPBACK, LinkModel, Member
 from allfold_orchestrator.membership.group_state import (
     Formation,
     LinkSettings,
     NodeInfo,
     RankSeat,
 )
+from allfold_service.addresses import parse_address
 
 SOFTWARE_SECONDS = 100e-6
 """The agents' own part of one step, added to a measured latency."""
@@ -50,9 +51,10 @@ def links_of(formation: Formation) -> LinkModel:
     Links are taken for those of one machine only where the operator has set none.
     """
     nodes = {seat.node.node: seat.node for seat in formation.seats.values()}.values()
-    links, configured = _measured(nodes), formation.links
-    if configured == LinkSettings():
-        return replace(links, shared_cores=_shared_cores(nodes))
+    configured = formation.links
+    if configured == LinkSettings() and (cores := _shared_cores(nodes)):
+        return replace(LOOPBACK, shared_cores=cores)
+    links = _measured(nodes)
     if configured.latency is not None:
         links = replace(links, latency=configured.latency)
     if configured.bandwidth is not None:
@@ -76,7 +78,7 @@ def _measured(nodes: Collection[NodeInfo]) -> LinkModel:
 
 def _shared_cores(nodes: Collection[NodeInfo]) -> int:
     """Return the cores of the machine that all nodes are on; 0 where they are on several."""
-    hosts = {node.data_address.rpartition(":")[0] for node in nodes}
+    hosts = {parse_address(node.data_address)[0] for node in nodes}
     if not len(hosts) == 1 < len(nodes) <= MOST_ON_A_MACHINE:
         return 0
     return min((node.cores for node in nodes if node.cores), default=ASSUMED_CORES)
