@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 _OF_THE_AGREEMENT = frozenset({SendClosing, SendReport, SendDown, SendDoubt, SendWishes})
 # A mismatch must be known everywhere within a second: the latecomers get this long to be heard, so
 # that the verdict names those who are in the minority.
-_ARRIVAL_SECONDS = 0.3
+_ARRIVAL_SECONDS = 0.6
 
 Send = Callable[[str, LinkMessageType, dict[str, Any]], None]
 
