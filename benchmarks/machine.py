@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import subprocess
@@ -16,6 +17,7 @@ from benchmarks.children import ROOT
 from benchmarks.plan import OPENMPI
 
 _PACKAGES = ("allfold", "torch", "numpy", "mpi4py", "mpich", "deepspeed", "commux")
+_MACHINE_ID = Path("/etc/machine-id")
 _CONGESTION_CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
 
@@ -28,6 +30,7 @@ def environment(arguments: list[str]) -> dict[str, Any]:
         "python": sys.version.split()[0],
         "versions": {name: _version(name) for name in _PACKAGES} | {OPENMPI: mpi.version()},
         "cpu": _field("/proc/cpuinfo", "model name"),
+        "machine": _machine(),
         "cores": len(os.sched_getaffinity(0)),
         "memory": _memory(),
         "load": os.getloadavg()[0],
@@ -35,6 +38,13 @@ def environment(arguments: list[str]) -> dict[str, Any]:
         "kernel": platform.release().partition("-")[0],
         "congestion_control": _CONGESTION_CONTROL.read_text().strip(),
     }
+
+
+def _machine() -> str | None:
+    """Tell machines of one kind apart, by a digest of this one's id: that itself is secret."""
+    if not _MACHINE_ID.exists():
+        return None
+    return hashlib.sha256(b"allfold " + _MACHINE_ID.read_bytes().strip()).hexdigest()[:8]
 
 
 def priority() -> str | None:

@@ -32,9 +32,11 @@ def about(report: Report) -> str:
     found = report.environment
     versions = ", ".join(f"{name} {each}" for name, each in found["versions"].items() if each)
     priority = f", and **{found['priority']}**" if found.get("priority") else ""
+    machine = f" (machine {found['machine']})" if found.get("machine") else ""
     return (
-        f"{found['cpu']}, {found['cores']} cores, {found['memory']}, Linux {found['kernel']}; "
-        f"Python {found['python']}, {versions}; commit {found['commit']}, {found['started']}, "
+        f"{found['cpu']}{machine}, {found['cores']} cores, {found['memory']}, "
+        f"Linux {found['kernel']}; Python {found['python']}, {versions}; "
+        f"commit {found['commit']}, {found['started']}, "
         f"with a load of {found['load']:.1f} in the minute before{priority}."
     )
 

@@ -43,4 +43,5 @@ def _started(run: Report) -> str:
 
 def _where(run: Report) -> tuple[object, ...]:
     found = run.environment
-    return _started(run)[:10], found["cpu"], found["cores"], found["memory"]
+    machine = found.get("machine"), found["cpu"], found["cores"], found["memory"]
+    return _started(run)[:10], *machine

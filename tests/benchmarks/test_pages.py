@@ -70,13 +70,15 @@ def test_the_two_runs_are_the_newest_and_the_newest_of_another_day_or_machine() 
     assert kept.chosen([]) == []
     assert kept.chosen([second, third]) == [second]
     assert kept.chosen([first, second, third]) == [second, first]
-    elsewhere = run([], "2026-01-02", cpu="another CPU")
-    assert kept.chosen([first, elsewhere, second]) == [elsewhere, second]
+    for other in ({"cpu": "another CPU"}, {"machine": "0a1b2c3d"}):
+        elsewhere = run([], "2026-01-02", **other)
+        assert kept.chosen([first, elsewhere, second]) == [elsewhere, second]
 
 
 def test_every_run_says_its_processor_its_load_and_its_priority() -> None:
     text = made(run(NEWER, priority="nice -5"))["runs"]
     assert "a CPU, 2 cores" in text
+    assert "a CPU (machine 0a1b2c3d), 2 cores" in made(run(NEWER, machine="0a1b2c3d"))["runs"]
     assert "with a load of 0.2 in the minute before, and **nice -5**." in text
     assert "`python -m benchmarks --pages docs`" in text
 
