@@ -83,7 +83,7 @@ class ChurnPlayer(Player):
         """Exchange messages with the neighbours, where all know the same ranks; let others join."""
         op, group = shift_after(end), self._group
         try:
-            if group.world_size > 1:
+            if group.world_size > 1 and (self._has_boundaries or not self._newcomers_begin_here()):
                 ending = self._finish_all([self._send(op, group), self._receive(op, group)])
                 if ending:
                     return ending
@@ -92,6 +92,14 @@ class ChurnPlayer(Player):
         except allfold.Drained:
             return DRAINED
         return ""
+
+    def _newcomers_begin_here(self) -> bool:
+        """Return True if the latest op has told of a later view, or failed and may have done so.
+
+        Those whose first op is the next one have no message of this boundary.
+        """
+        assert self.latest is not None
+        return not self.latest.ok or self.latest.epoch != self._group.epoch
 
     def _finish_all(self, started: Sequence[Started]) -> str:
         """Log the outcomes of these ops; return the first ending, if one ends the rank."""

@@ -80,6 +80,7 @@ class Player:
         self._writer = writer
         self._failures = 0
         self._last = False
+        self.latest: Record | None = None
 
     def play(self) -> str:
         """Call the ops until the last one, or until nothing works; return the rank's ending."""
@@ -202,27 +203,26 @@ class Player:
         ended = monotonic()
         reading = started.read() if error is None else Reading(0, True)
         must_stay = error is not None or not started.in_place
-        self._writer.write(
-            Record(
-                number=op.number,
-                group=op.group if op.group == WORLD else group_of(op, self._orders.seat),
-                kind=started.kind,
-                called=started.called,
-                ended=ended,
-                code=type(error).__name__ if error else "",
-                text=error.message if error else "",
-                digest=contents.digest(started.result) if error is None else "",
-                mask=reading.mask,
-                exact=reading.exact,
-                epoch=group.epoch if work is None else work.epoch,
-                participants=work.participants if work is not None else None,
-                rank=group.rank,
-                world=group.world_size,
-                opening=group.membership.opening,
-                before=started.before if must_stay else "",
-                after=contents.digest(started.inputs) if must_stay else "",
-            )
+        self.latest = Record(
+            number=op.number,
+            group=op.group if op.group == WORLD else group_of(op, self._orders.seat),
+            kind=started.kind,
+            called=started.called,
+            ended=ended,
+            code=type(error).__name__ if error else "",
+            text=error.message if error else "",
+            digest=contents.digest(started.result) if error is None else "",
+            mask=reading.mask,
+            exact=reading.exact,
+            epoch=group.epoch if work is None else work.epoch,
+            participants=work.participants if work is not None else None,
+            rank=group.rank,
+            world=group.world_size,
+            opening=group.membership.opening,
+            before=started.before if must_stay else "",
+            after=contents.digest(started.inputs) if must_stay else "",
         )
+        self._writer.write(self.latest)
         return self._ending_after(error, started.kind)
 
     def _ending_after(self, error: AllfoldError | None, kind: str) -> str:
