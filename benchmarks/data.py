@@ -7,11 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from allfold.cli._bench.data import Array, Share
+from allfold_core.dtypes import Wire
 
 LARGEST = 1000
 _SEED = 20_260
-# Half a unit in the last place; of int8 half a step of 1/127.
-_ROUNDING = {"native": 0.0, "bfloat16": 2.0**-8, "float16": 2.0**-11, "int8": 1 / 254}
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class RandomShare(Share):
 
         A lossy wire rounds once per node that a value passes, and once for the result.
         """
-        return _ROUNDING[wire] * (nodes + 1) * LARGEST * self.world
+        return Wire.from_label(wire).rounding * (nodes + 1) * LARGEST * self.world
 
 
 def count_wrong(result: Array, truth: Array, tolerance: float) -> int:

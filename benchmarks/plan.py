@@ -27,7 +27,7 @@ PEERS = {
     "cuda": (PLAIN, *TORCH),
 }
 """Beside Allfold on its own memory, by device."""
-WIRES = ("bfloat16", "float16", "int8")
+WIRES = ("bfloat16", "float16", "int8", "int4", "int2", "sign")
 
 SHORT = 64 * KIB
 """Up to this size an op counts as short."""

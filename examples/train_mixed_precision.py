@@ -86,7 +86,7 @@ def average(parameters: list[nn.Parameter], wire: str) -> None:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--wire", default="native", help="bfloat16, float16 or int8")
+    parser.add_argument("--wire", default="native", help="bfloat16, float16, int8, int4, ...")
     parser.add_argument(
         "--no-master", dest="master", action="store_false", help="keep the weights in bfloat16"
     )

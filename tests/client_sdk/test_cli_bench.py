@@ -124,8 +124,9 @@ def test_a_wrong_element_is_counted_and_ends_with_status_1(
 @pytest.mark.long
 def test_a_lossy_wire_is_not_wrong_within_its_bounds(allfold: Commands, services: Services) -> None:
     """A block of int8 may be of several ranks' elements, and a product doubles what one lost."""
-    wanted = ("--op", "sum", "--op", "min", "--op", "product", "--wire", "int8", "--factor", "512")
-    for nodes, per_node in ((2, 4), (3, 1)):
+    ops = ("--op", "sum", "--op", "min", "--op", "product", "--factor", "512")
+    for nodes, per_node, wire in ((2, 4, "int8"), (3, 1, "int8"), (2, 2, "int4")):
+        wanted = (*ops, "--wire", wire)
         shape = (*services.options_of(*NODES[:nodes]), "--nproc-per-node", str(per_node))
         lines = table(allfold, *shape, "--min-bytes", "32", "--max-bytes", "16K", *wanted)
         assert {line["#wrong"] for line in lines} == {"0"}
@@ -244,7 +245,7 @@ def test_a_bench_of_types_skips_and_names_those_that_an_operation_or_a_wire_refu
         ("--min-bytes 0", "'0' is not a size such as 4096, 4K or 16M"),
         ("--min-bytes 4M --max-bytes 4K", "--min-bytes 4194304 is more than --max-bytes 4096"),
         ("--strategy zigzag", "unknown strategy 'zigzag'; there are direct"),
-        ("--wire int4", "'int4' is not one of"),
+        ("--wire int3", "'int3' is not one of"),
         ("--strategy ring --kind reduce", "nothing is left to measure: ring cannot run reduce"),
         ("--op mean --dtype int8 --kind reduce", "nothing is left to measure: mean of int8"),
         (

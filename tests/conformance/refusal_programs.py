@@ -21,7 +21,7 @@ def refused(group: allfold.Group, how: str) -> None:
             values.flags.writeable = False
             group.all_reduce(values)
         case "an option":
-            group.all_reduce(values, wire="int4")
+            group.all_reduce(values, wire="int3")
         case "an option of a call that is like an earlier one":
             group.all_reduce(values, timeout=0)
         case "a call that would not be waited for":

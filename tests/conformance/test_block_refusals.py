@@ -52,7 +52,7 @@ def refusals(world: int) -> Iterator[tuple[str, dict[str, Any], dict[str, Any], 
     yield "all_to_all", {"inputs": [row]}, {}, f"has {world} tensor"
     lists = {"inputs": [row] * world, "output": [row] * world}
     yield "all_to_all", lists, {"send_counts": [2] * world}, "pass no counts"
-    yield "all_reduce", {"tensor": []}, {"wire": "int4"}, "unknown wire format 'int4'"
+    yield "all_reduce", {"tensor": []}, {"wire": "int3"}, "unknown wire format 'int3'"
 
 
 def test_sizes_that_do_not_fit_are_refused_and_the_others_hear_of_it(job: Job) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from allfold_core.dtypes import INT8_BLOCK
+from allfold_core.dtypes import LARGEST_BLOCK
 from allfold_core.errors import InvalidArgument, MismatchError
 from allfold_core.operations import Kind
 from allfold_core.schedules.registry import STRATEGIES, strategies_for
@@ -19,13 +19,14 @@ from tests.conformance.conftest import OP_SECONDS, SHAPES
 from tests.conformance.test_traffic import await_lane, edges, moved
 from tests.support.processes.ranks import Call, Job, RankPool, await_called, failures
 from tests.support.processes.services import Services
-from tests.support.wires import LOSSY
+from tests.support.wires import LOSSY, OF_BLOCKS
 
 KINDS = [kind for kind in Kind if kind is not Kind.BARRIER]
 # All ranks have the same in the end.
 SAME = (Kind.ALL_REDUCE, Kind.BROADCAST, Kind.ALL_GATHER)
 SEVERAL_CHUNKS = 300_007
 TIMES = 25
+FED_BACK = ("bfloat16", *OF_BLOCKS)
 
 
 @pytest.fixture(scope="module", params=["1x3", "5x1", "1+2+3"])
@@ -39,7 +40,7 @@ JOINING = {name for name, strategy in STRATEGIES.items() if strategy.joins_slice
 
 def names(kind: Kind, wire: str, *, feedback: bool = False) -> list[str]:
     """The strategies of a kind, and those alone that a format can travel by."""
-    keeps_slices = wire == "int8" or feedback
+    keeps_slices = wire in OF_BLOCKS or feedback
     found = [name for name in strategies_for(kind) if not keeps_slices or name not in JOINING]
     return [*found, *(["tree(4)"] if "tree" in found else []), "auto"]
 
@@ -86,8 +87,8 @@ def test_tensors_of_several_chunks_are_within_the_bounds_too(job: Job, kind: Kin
         kind,
         [
             (kind.label, strategy, wire, "float32", SEVERAL_CHUNKS)
-            for wire in ("int8", "bfloat16")
-            for strategy in names(kind, wire)[wire == "int8" :: 2]
+            for first, wire in enumerate(FED_BACK)
+            for strategy in names(kind, wire)[first % 3 :: 3]
         ],
     )
 
@@ -110,23 +111,23 @@ def test_reductions_of_half_types_are_rounded_on_the_wire_as_float32_is(job: Job
 def test_what_is_not_finite_stays_so_on_all_ranks(job: Job, wire: str) -> None:
     """Nothing is saturated: NaN is NaN, and what does not fit is infinite.
 
-    In int8 a block has one scale, so all of it is NaN; no other block is.
+    A block that has a scale is NaN as a whole; no other block is.
     """
     strategies = names(Kind.ALL_REDUCE, wire)
-    numel = 12 * INT8_BLOCK
+    numel = 12 * LARGEST_BLOCK
     got = job.run(wire_programs.special, wire=wire, strategies=strategies, numel=numel)
     assert all(rank == got[0] for rank in got)
     quarters = [numel // 4, numel // 2, 3 * numel // 4]
     for strategy, (_, (first, second, third), odd) in zip(strategies, got[0], strict=True):
         assert first == "nan", strategy
-        if wire != "int8" or len(job.node_names) == 1:
+        if wire not in OF_BLOCKS or len(job.node_names) == 1:
             assert second == "-inf", strategy
             assert odd == quarters, strategy
             assert (third == "inf") == (wire == "float16" and len(job.node_names) > 1), strategy
         else:
             assert second == "nan", strategy
             near = [min(abs(each - quarter) for quarter in quarters) for each in odd]
-            assert max(near) < INT8_BLOCK, strategy
+            assert max(near) < LARGEST_BLOCK, strategy
 
 
 def test_a_lossy_wire_is_never_chosen_by_itself(job: Job) -> None:
@@ -152,7 +153,7 @@ def test_with_feedback_the_mean_of_many_results_becomes_exact(job: Job, strategy
     nodes = len(job.node_names)
     if nodes == 1:
         pytest.skip("nothing travels")
-    for wire in ("int8", "bfloat16"):
+    for wire in ("bfloat16", "int8", "int4", "int2"):
         options: dict[str, Any] = {
             "wire": wire,
             "strategy": strategy,
@@ -177,14 +178,14 @@ def test_with_feedback_all_ranks_have_the_same_bits_too(job: Job, kind: Kind) ->
         kind,
         [
             (kind.label, strategy, wire, "float32", 1000)
-            for wire in ("int8", "bfloat16")
+            for wire in FED_BACK
             for strategy in names(kind, wire, feedback=True)
         ],
         times=3,
     )
 
 
-@pytest.mark.parametrize("wire", ["int8", "bfloat16"])
+@pytest.mark.parametrize("wire", FED_BACK)
 def test_series_of_other_names_or_shapes_have_no_errors_in_common(job: Job, wire: str) -> None:
     found = job.run(wire_programs.series, wire=wire)
     lossy = len(job.node_names) > 1
@@ -219,6 +220,7 @@ def start_opening(
         ({}, {}, "native"),
         ({}, {"wire": "bfloat16"}, "bfloat16"),
         ({}, {"wire": "int8"}, "int8"),
+        ({"ALLFOLD_WIRE": "sign"}, {"wire": "int4"}, "int4"),
         ({"ALLFOLD_WIRE": "float16"}, {}, "float16"),
         ({"ALLFOLD_WIRE": "float16"}, {"wire": "bfloat16"}, "bfloat16"),
         ({"ALLFOLD_WIRE": "float16"}, {"wire": "native"}, "native"),
@@ -244,7 +246,7 @@ def test_the_wire_of_a_group_is_that_of_its_reductions_and_of_nothing_else(
 
 
 @pytest.mark.parametrize(
-    ("environment", "options"), [({"ALLFOLD_WIRE": "int4"}, {}), ({}, {"wire": "int4"})]
+    ("environment", "options"), [({"ALLFOLD_WIRE": "int3"}, {}), ({}, {"wire": "int3"})]
 )
 def test_an_unknown_wire_of_a_group_is_refused_at_once(
     pool: RankPool, services: Services, environment: dict[str, str], options: dict[str, str]
@@ -252,7 +254,7 @@ def test_an_unknown_wire_of_a_group_is_refused_at_once(
     with pool.unregistered([0, 1]) as job:
         for failure in failures(start_opening(job, services, environment, **options)):
             assert isinstance(failure.error, InvalidArgument)
-            assert "unknown wire format 'int4'; there are native" in failure.error.message
+            assert "unknown wire format 'int3'; there are native" in failure.error.message
 
 
 def test_ranks_whose_groups_have_different_wires_are_told_at_the_first_reduction(
@@ -277,14 +279,22 @@ def test_ranks_whose_groups_have_different_wires_are_told_at_the_first_reduction
 
 @pytest.mark.parametrize(
     ("wire", "share"),
-    [("float32", 1.0), ("bfloat16", 0.5), ("float16", 0.5), ("int8", (1 + 4 / INT8_BLOCK) / 4)],
+    [
+        ("float32", 1.0),
+        ("bfloat16", 0.5),
+        ("float16", 0.5),
+        ("int8", (8 + 32 / 256) / 32),
+        ("int4", (4 + 16 / 128) / 32),
+        ("int2", (2 + 32 / 256) / 32),
+        ("sign", (1 + 16 / 256) / 32),
+    ],
 )
 def test_short_formats_have_fewer_bytes_on_every_edge(
     pool: RankPool, services: Services, wire: str, share: float
 ) -> None:
-    """Half in 16 bits; in int8 a quarter, and a scale for every 256 elements."""
+    """Half in 16 bits; in fewer, their share, and the scales of each block."""
     nodes = 4
-    numel = nodes * INT8_BLOCK * 40
+    numel = nodes * LARGEST_BLOCK * 40
     with pool.job(range(nodes), timeout=OP_SECONDS) as job:
         await_lane(services, job)
         before = 0
@@ -313,9 +323,11 @@ def test_short_formats_have_fewer_bytes_on_every_edge(
     [
         ({"wire": "bfloat16", "dtype": "int64"}, "int64 travels as it is"),
         ({"wire": "int8", "dtype": "uint8"}, "uint8 travels as it is"),
+        ({"wire": "int4", "dtype": "int8"}, "int8 travels as it is"),
+        ({"wire": "sign", "dtype": "float16", "op": "max"}, "float16 travels as it is"),
         ({"wire": "float16", "dtype": "bool"}, "bool travels as it is"),
         ({"wire": "float16", "dtype": "bfloat16", "op": "max"}, "bfloat16 travels as it is"),
-        ({"wire": "int4"}, "unknown wire format 'int4'"),
+        ({"wire": "int3"}, "unknown wire format 'int3'"),
         ({"feedback": "gradients"}, "feedback= is for a lossy wire="),
         ({"feedback": "gradients", "wire": "float32"}, "feedback= is for a lossy wire="),
     ],
@@ -334,6 +346,7 @@ def test_a_wire_that_cannot_work_is_refused_on_each_rank_at_once(
     ("options", "named"),
     [
         ({"wire": "int8"}, "cannot run with wire='int8'"),
+        ({"wire": "sign"}, "cannot run with wire='sign'"),
         ({"wire": "bfloat16", "feedback": "a"}, "cannot run with feedback="),
     ],
 )

@@ -113,11 +113,11 @@ def special(
 ) -> list[list[Any]]:
     """All-reduces of ones with a NaN of rank 0, an infinity of the last rank and a huge number.
 
-    (Of 127s in int8, in which these are exact.) Per strategy: the digest, those three elements, and
-    where there is something else than a sum.
+    (Of 127s in int8 and of 7s in int4, in which these are exact.) Per strategy: the digest, those
+    three elements, and where there is something else than a sum.
     """
     found = []
-    one = 127 if wire == "int8" else 1
+    one = {"int8": 127, "int4": 7}.get(wire, 1)
     for strategy in strategies:
         tensor = np.full(numel, one, np.float32)
         if group.rank == 0:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allfold_core.dtypes import INT8_BLOCK, DType, Wire
+from allfold_core.dtypes import LARGEST_BLOCK, DType, Wire
 
 LOSSY = [wire for wire in Wire if wire is not Wire.NATIVE]
 REAL = (DType.FLOAT32, DType.FLOAT64)
@@ -23,9 +23,10 @@ def test_an_unknown_format_is_refused_with_what_there_is() -> None:
         Wire.from_code(77)
     with pytest.raises(
         ValueError,
-        match="unknown wire format 'int4'; there are native, float32, bfloat16, float16, int8",
+        match="unknown wire format 'int3'; there are native, float32, bfloat16, float16, int8, "
+        "int4, int2, sign",
     ):
-        Wire.from_label("int4")
+        Wire.from_label("int3")
 
 
 @given(numel=st.integers(0, 1 << 40), dtype=st.sampled_from(DType))
@@ -36,20 +37,34 @@ def test_elements_have_the_size_of_the_format(numel: int, dtype: DType) -> None:
     assert Wire.FLOAT16.nbytes(numel, dtype.itemsize) == 2 * numel
 
 
+NUMELS = (0, 1, 128, 129, 255, 256, 257, 512, 513)
+
+
 @pytest.mark.parametrize(
-    ("numel", "nbytes"),
-    [(0, 0), (1, 5), (255, 259), (256, 260), (257, 265), (512, 520), (513, 525)],
+    ("wire", "sizes"),
+    [
+        (Wire.INT8, (0, 5, 132, 133, 259, 260, 265, 520, 525)),
+        (Wire.INT4, (0, 3, 66, 69, 132, 132, 135, 264, 267)),
+        (Wire.INT2, (0, 5, 36, 37, 68, 68, 73, 136, 141)),
+        (Wire.SIGN, (0, 3, 18, 19, 34, 34, 37, 68, 71)),
+    ],
 )
-def test_int8_has_a_scale_for_every_block_begun(numel: int, nbytes: int) -> None:
-    assert INT8_BLOCK == 256
-    assert Wire.INT8.nbytes(numel, 4) == Wire.INT8.nbytes(numel, 8) == nbytes
+def test_there_are_scales_for_every_block_begun(wire: Wire, sizes: tuple[int, ...]) -> None:
+    assert tuple(wire.nbytes(numel, 4) for numel in NUMELS) == sizes
+    assert tuple(wire.nbytes(numel, 8) for numel in NUMELS) == sizes
+
+
+def test_chunks_end_where_blocks_and_bytes_do() -> None:
+    for wire in Wire:
+        assert LARGEST_BLOCK % (wire.block or 1) == 0
+        assert LARGEST_BLOCK * wire.bits % 8 == 0
 
 
 @given(st.lists(st.integers(1, 9), max_size=5), st.integers(0, 1000), st.sampled_from(Wire))
 def test_chunks_of_whole_blocks_have_the_size_of_their_slice(
     blocks: list[int], rest: int, wire: Wire
 ) -> None:
-    chunks = [count * INT8_BLOCK for count in blocks] + [rest]
+    chunks = [count * LARGEST_BLOCK for count in blocks] + [rest]
     assert sum(wire.nbytes(chunk, 4) for chunk in chunks) == wire.nbytes(sum(chunks), 4)
 
 

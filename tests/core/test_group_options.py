@@ -91,8 +91,9 @@ def test_a_value_that_cannot_work_is_refused_by_the_name_of_its_source(
         ("strategies", "ring", "'ring' in 'ring' is not of the form kind=strategy"),
         (
             "wire",
-            "int4",
-            "unknown wire format 'int4'; there are native, float32, bfloat16, float16, int8",
+            "int3",
+            "unknown wire format 'int3'; there are native, float32, bfloat16, float16, int8, int4, "
+            "int2, sign",
         ),
     ],
 )

@@ -83,8 +83,9 @@ def test_ranks_with_and_without_a_gpu_are_in_one_group(
     [
         # bfloat16 has 8 bits of mantissa, so 257 is 256 in it.
         ("bfloat16", [[257.0, 256.0], [-1.0, 1.0]], [256.0, 256.0]),
-        # 127 makes the scale of its block 1, so 0.6 is 1 in it, and 0.3 would be 0.
+        # 127, or 7, makes the scale of its block 1, so 0.6 is 1 in it, and 0.3 would be 0.
         ("int8", [[127.0, 0.3], [0.0, 0.3]], [127.0, 1.0]),
+        ("int4", [[7.0, 0.3], [0.0, 0.3]], [7.0, 1.0]),
     ],
 )
 def test_a_lossy_wire_rounds_what_ranks_of_a_node_bring_together_and_only_between_nodes(

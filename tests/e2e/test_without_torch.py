@@ -57,8 +57,8 @@ def test_agents_fold_without_torch_until_a_float16_comes(services: ByThemselves)
         for shape in (LONG, SHORT):
             for dtype in ("float32", "bfloat16", "int64"):
                 check_sum(job, dtype, shape)
-        check_sum(job, "float32", LONG, wire="bfloat16")
-        check_sum(job, "float32", LONG, wire="int8")
+        for wire in ("bfloat16", "int8", "int2", "sign"):
+            check_sum(job, "float32", LONG, wire=wire)
         assert not any(has_torch(services, name) for name in AGENTS)
         check_sum(job, "float16", LONG)  # as it is not there yet
         for name in AGENTS:

@@ -2,14 +2,17 @@
 
 One rounding: a float format errs by at most its unit roundoff u times the magnitude; int8 by half
 of its scale, which is the greatest magnitude of the block divided by 127 (times 1 + 2^-15, because
-it is rounded up).
+it is rounded up); int4 by half of its scale, which is a seventh of it (times 1 + 2^-8, because it
+is rounded to bfloat16); int2, which takes the mean of those above or below a limit that is at least
+a fifth of the greatest, by four fifths of it; and sign, which takes the mean of all, by all of it.
 
 A whole op: what travels is a partial sum of some ranks' tensors, and it is rounded once each time
 that it is encoded. So an element's total error is at most the sum over all roundings of the cost of
 one. The partial sums that are encoded at the same distance from the result have no rank in common;
 together they are no greater than the sum of all magnitudes. So each distance costs at most one
 rounding of that, and what counts is how often a contribution is encoded on its way to the result:
-:func:`roundings`. What earlier roundings added to a partial sum is a factor of (1 + u) for each.
+:func:`roundings`. What earlier roundings added to a partial sum is a factor of (1 + u) for each;
+where blocks have scales, the greatest of one grows by what rounding its scale adds, at most 2^-8.
 """
 
 from __future__ import annotations
@@ -32,8 +35,15 @@ _ROUNDOFF = {
     "bfloat16": (2**-8, 2**-134),
     "float16": (2**-11, 2**-25),
 }
-_INT8_ROUNDOFF = (1 + 2**-14) / 254
-_INT8_TINY = 127 * 2**-126
+# The error as a share of the greatest magnitude, and the greatest of a block that may be 0.
+_BLOCK_ROUNDOFF = {
+    "int8": ((1 + 2**-14) / 254, 127 * 2**-126),
+    "int4": ((1 + 2**-7) / 14, 7 * 2**-126),
+    "int2": (0.8 * (1 + 2**-7), 5 * 2**-126),
+    "sign": (1.0, 2**-126),
+}
+_SCALE_ROUNDOFF = 2**-8
+OF_BLOCKS = tuple(_BLOCK_ROUNDOFF)
 
 
 def values(numel: int, rank: int, dtype: str = "float32") -> npt.NDArray[Any]:
@@ -79,12 +89,13 @@ def bound(wire: str, given: Sequence[Floats], times: int, greatest: float) -> Fl
         greatest: the greatest magnitude that a partial sum can have.
     """
     magnitudes: Floats = np.sum(np.abs(given), 0)
-    if wire == "int8":
-        unit, tiny = _INT8_ROUNDOFF, _INT8_TINY
+    if wire in OF_BLOCKS:
+        (unit, tiny), growth = _BLOCK_ROUNDOFF[wire], _SCALE_ROUNDOFF
         magnitudes[:] = greatest
     else:
         unit, tiny = _ROUNDOFF[wire]
-    return times * (unit * magnitudes * (1 + unit) ** times + tiny)
+        growth = unit
+    return times * (unit * magnitudes * (1 + growth) ** times + tiny)
 
 
 def arithmetic(dtype: str, given: Sequence[Floats]) -> Floats:

@@ -96,54 +96,72 @@ _BY_CODE = {dtype.code: dtype for dtype in DType}
 _BY_LABEL = {dtype.label: dtype for dtype in DType}
 
 
-INT8_BLOCK = 256
-"""Elements that share one scale; every chunk but the last of a slice is a multiple of it."""
-
-_SCALE_BYTES = 4
+LARGEST_BLOCK = 256
+"""A multiple of all blocks, of which every chunk but the last of a slice is a multiple."""
 
 
 class Wire(Enum):
     """A wire format, one line each; its encoder is in the agent's ``arithmetic/codecs.py``.
 
-    Every format but ``NATIVE`` is lossy, and *idempotent*: what was decoded encodes to the same
-    bytes again. So a node that has rounded its own content to what the others decode has the same
-    bits as they do, and whoever passes data on passes the same bytes.
+    Every format but ``NATIVE`` is lossy. Who has encoded its own content goes on with what the
+    others decode, and whoever passes data on passes the bytes that it has received, so all have the
+    same bits. Formats without scales are also *idempotent*: what was decoded encodes to the same
+    bytes again, in whatever slices.
 
     * ``FLOAT32``, ``BFLOAT16``, ``FLOAT16``: each element is rounded to nearest, ties to even; a
       relative error of at most 2^-24, 2^-8 and 2^-11 in the normal range of the type. What is
       beyond that range becomes infinite.
-    * ``INT8``: blocks of 256 elements share a float32 scale s, the greatest magnitude divided by
-      127 (rounded up to 16 significant bits), and each element is the nearest multiple of s: an
-      absolute error of at most s/2, by up to 2^-15 of it more where float32 rounds. A block with an
-      infinity or a NaN is NaN everywhere.
+    * ``INT8``, ``INT4``: the elements of a block share a scale s, the greatest magnitude divided by
+      127 or 7 (rounded up to 16 significant bits, or to the nearest bfloat16), and each is the
+      nearest multiple of s: an absolute error of at most s/2, by up to 2^-15 of it more where
+      float32 rounds.
+    * ``INT2``: a block has two magnitudes, the means of its small elements and of its great ones.
+    * ``SIGN``: a block has one magnitude, the mean of all.
+
+    A block with an infinity or a NaN is NaN everywhere.
 
     Attributes:
         code: its number on sockets, for good.
         label: its name.
-        itemsize: bytes of an element, without its scale; 0: those of the element type itself.
+        bits: of an element, without its scale; 0: those of the element type itself.
         rounding: the most that one encoding costs, as a share of the greatest magnitude.
         block: elements that share a scale; 0: there are no scales.
+        scale_bytes: the size of the scales of a block.
     """
 
     NATIVE = (0, "native", 0, 0.0)
-    FLOAT32 = (1, "float32", 4, 2.0**-24)
-    BFLOAT16 = (2, "bfloat16", 2, 2.0**-8)
-    FLOAT16 = (3, "float16", 2, 2.0**-11)
-    INT8 = (4, "int8", 1, 1 / 254, INT8_BLOCK)
+    FLOAT32 = (1, "float32", 32, 2.0**-24)
+    BFLOAT16 = (2, "bfloat16", 16, 2.0**-8)
+    FLOAT16 = (3, "float16", 16, 2.0**-11)
+    INT8 = (4, "int8", 8, 1 / 254, 256, 4)
+    INT4 = (5, "int4", 4, (1 + 2.0**-7) / 14, 128, 2)
+    INT2 = (6, "int2", 2, 0.8 * (1 + 2.0**-7), 256, 4)
+    SIGN = (7, "sign", 1, 1.0, 256, 2)
 
     def __init__(
-        self, code: int, label: str, itemsize: int, rounding: float, block: int = 0
+        self,
+        code: int,
+        label: str,
+        bits: int,
+        rounding: float,
+        block: int = 0,
+        scale_bytes: int = 0,
     ) -> None:
         self.code = code
         self.label = label
-        self.itemsize = itemsize
+        self.bits = bits
         self.rounding = rounding
         self.block = block
+        self.scale_bytes = scale_bytes
 
     def nbytes(self, numel: int, itemsize: int) -> int:
         """The size of ``numel`` encoded elements, whose native size is ``itemsize``."""
-        scales = -(-numel // self.block) if self.block else 0
-        return numel * (self.itemsize or itemsize) + _SCALE_BYTES * scales
+        elements = -(-numel * self.bits // 8) if self.bits else numel * itemsize
+        return elements + self.scales_nbytes(numel)
+
+    def scales_nbytes(self, numel: int) -> int:
+        """The part of it that is scales; they come first."""
+        return -(-numel // self.block) * self.scale_bytes if self.block else 0
 
     @property
     def has_blocks(self) -> bool:

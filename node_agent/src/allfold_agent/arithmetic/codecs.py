@@ -11,15 +11,18 @@ from typing import Protocol
 import numpy as np
 
 from allfold_agent.arithmetic.arrays import ARRAY_DTYPES, Array
+from allfold_agent.arithmetic.block_codecs import (
+    BlockScaled,
+    Packed,
+    to_nearest,
+    to_sign,
+    to_two_magnitudes,
+)
 from allfold_agent.arithmetic.halves import BLOCK, HALVES, Half, scratch
-from allfold_core.dtypes import INT8_BLOCK, DType, Wire
+from allfold_core.dtypes import DType, Wire
 
-_LEVELS = np.float32(127)
-# Rounding the bits of a float32 up to a multiple of this leaves 16 significant ones.
-_SCALE_GRAIN = 1 << 8
-_SMALLEST_SCALE = np.finfo(np.float32).tiny
-# 127 times the next one would be infinite.
-_LARGEST_SCALE = np.float32(2.0**121 * (1 + 2.0**-7 + 2.0**-14))
+# A nibble is a number of -8 to 7, of which -8 has no use.
+_NIBBLES = [*range(8), *range(-8, 0)]
 
 
 class Codec(Protocol):
@@ -85,31 +88,15 @@ def _as_float32(part: Array) -> Array:
     return part if part.dtype == np.float32 else scratch.values[: len(part)]
 
 
-class BlockScaled:
-    """Blocks of int8 with a common scale: first all scales, then all elements."""
-
-    def encode(self, values: Array, code: memoryview) -> None:
-        for block, scales, levels in _blocks(values, code):
-            scaled = np.abs(block)
-            scale, inverse, finite = _scales(scaled.max(axis=1).astype(np.float32))
-            np.rint(np.multiply(block, inverse[:, None], out=scaled), out=scaled)
-            if not finite:
-                clear_nonfinite(scaled)
-            scales[...] = scale
-            np.copyto(levels, scaled, casting="unsafe")
-            np.multiply(levels, scale[:, None], out=block)
-
-    def decode(self, code: memoryview, values: Array) -> None:
-        for block, scales, levels in _blocks(values, code):
-            np.multiply(levels, scales[:, None], out=block)
-
-
 _CODECS: dict[Wire, Codec | None] = {
     Wire.NATIVE: None,
     Wire.FLOAT32: Cast(),
     Wire.BFLOAT16: HalfCast(DType.BFLOAT16),
     Wire.FLOAT16: HalfCast(DType.FLOAT16),
     Wire.INT8: BlockScaled(),
+    Wire.INT4: Packed(Wire.INT4, (_NIBBLES,), to_nearest),
+    Wire.INT2: Packed(Wire.INT2, ([1, -1, 0, 0], [0, 0, 1, -1]), to_two_magnitudes),
+    Wire.SIGN: Packed(Wire.SIGN, ([1, -1],), to_sign),
 }
 """Every format; they have no state, so the ops of all groups share them."""
 
@@ -119,48 +106,3 @@ def clear_nonfinite(values: Array) -> None:
     finite = np.isfinite(values)
     if not finite.all():
         values[~finite] = 0.0
-
-
-def _scales(greatest: Array) -> tuple[Array, Array, bool]:
-    """The scale of each row, made in place of its greatest magnitude: 0 where all is too small, NaN
-    where something is not finite. With what to multiply by instead of dividing by it, and whether
-    everything is finite.
-    """
-    scale = np.divide(greatest, _LEVELS, out=greatest)
-    if scale.min() >= _SMALLEST_SCALE and scale.max() <= _LARGEST_SCALE:
-        _round_up(scale)
-        return scale, np.reciprocal(scale), True
-    finite = np.isfinite(scale)  # before the bits of a NaN become those of a number
-    _round_up(scale)
-    scale[scale < _SMALLEST_SCALE] = 0.0
-    scale[~finite] = np.nan
-    np.minimum(scale, _LARGEST_SCALE, out=scale)
-    # An infinite reciprocal would make NaN of what is too small to have a level.
-    inverse = np.zeros_like(scale)
-    np.reciprocal(scale, out=inverse, where=scale > 0)
-    return scale, inverse, bool(finite.all())
-
-
-def _round_up(scale: Array) -> None:
-    """To 16 significant bits, in place."""
-    bits = scale.view(np.int32)
-    bits += _SCALE_GRAIN - 1
-    bits &= -_SCALE_GRAIN
-
-
-def _blocks(values: Array, code: memoryview) -> list[tuple[Array, Array, Array]]:
-    """(blocks, scales, levels): the whole blocks as one matrix, and what is left as another."""
-    numel = len(values)
-    whole = numel // INT8_BLOCK
-    start = 4 * -(-numel // INT8_BLOCK)
-    scales = np.frombuffer(code[:start], np.float32)
-    levels = np.frombuffer(code[start:], np.int8)
-    full = whole * INT8_BLOCK
-    parts = []
-    if full:
-        shape = (whole, INT8_BLOCK)
-        parts.append((values[:full].reshape(shape), scales[:whole], levels[:full].reshape(shape)))
-    if full < numel:
-        last = (1, numel - full)
-        parts.append((values[full:].reshape(last), scales[whole:], levels[full:].reshape(last)))
-    return parts

@@ -40,7 +40,7 @@ ORDER = {
     "out edge": "what waits to be sent over one edge, and what is not acknowledged",
     "executor": "the tasks of one op",
     "pieces": "how many pieces of a copy or a reduction are done",
-    "residual": "what int8 compression owes to one series of ops",
+    "residual": "what lossy compression owes to one series of ops",
     "gpu operands": "where the inputs of one op on a GPU are",
     "gpu work": "how much of one op a GPU is at work on",
     "gpus": "the GPUs that are in use",

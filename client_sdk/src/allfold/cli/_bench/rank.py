@@ -94,7 +94,7 @@ def tolerance(share: Share, nodes: int) -> float:
     """The most that a lossy wire may change an element.
 
     One rounding per node that a value passes, and one for the result; each costs a share of the
-    greatest magnitude, which in int8 may be that of another element.
+    greatest magnitude, which may be that of another element of a block.
     """
     roundings = nodes + 1
     if share.bench.op == "product":
