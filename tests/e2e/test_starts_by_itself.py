@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -216,26 +217,31 @@ def test_processes_that_are_numbered_by_hand_meet_and_commands_find_their_servic
         started = [ending.enter_context(each) for each in ranks(home, BY_HAND)]
         for each in started:
             each.await_text(RIGHT)
-        shown = status(home)
+        shown = said(home, "status")
         assert re.search(r"default +│ ready", shown), shown
-        logs = [Path(line[6:]) for line in shown.splitlines() if line.startswith("logs: ")]
+        logs = [line[6:] for line in shown.splitlines() if line.startswith("logs: ")]
         assert len(logs) == 3, shown
-        assert {"orchestrator.log", "supervisor.log"} < {each.name for each in logs}
-        assert all(each.exists() for each in logs)
+        assert {"orchestrator.log", "supervisor.log"} < {Path(each).name for each in logs}
+        assert all(Path(each).exists() for each in logs)
+        assert json.loads(said(home, "status", "--json"))["logs"] == logs
+        diagnosis = said(home, "doctor")
+        assert re.search(r"agent socket, this machine: job:\w+: \S+ \(.*\) leads to node", diagnosis)
+        assert re.search(r"orchestrator, orchestrator: \S+ answers", diagnosis), diagnosis
         for each in started:
             each.finish()
     assert_nothing_is_left(home)
 
 
-def status(home: Home, *options: str, code: int = 0) -> str:
+def said(home: Home, *arguments: str, code: int = 0) -> str:
+    """Return what a command writes."""
     done = subprocess.run(
-        [sys.executable, "-m", "allfold.cli", "status", *options],
+        [sys.executable, "-m", "allfold.cli", *arguments],
         env=home.environment() | {"COLUMNS": "200"},
         capture_output=True,
         text=True,
         timeout=60,
     )
-    assert done.returncode == code, done.stderr
+    assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
 
 
@@ -246,15 +252,17 @@ def test_of_several_jobs_a_command_wants_to_know_which(home: Home) -> None:
         both = [ending.enter_context(each) for each in ranks(home, [{}, {}])]
         for each in both:
             each.await_text("sum [1.0, 1.0, 1.0]")
-        said = status(home, code=2)
-        assert "2 jobs have services of their own on this machine" in said
-        names = set(re.findall(r"job:\w+", said))
+        refusal = said(home, "status", code=2)
+        assert "2 jobs have services of their own on this machine" in refusal
+        names = set(re.findall(r"job:\w+", refusal))
         assert len(names) == 2
         for name in names:
-            assert "default" in status(home, "--orchestrator", name)
+            assert "default" in said(home, "status", "--orchestrator", name)
+        diagnosis = said(home, "doctor", "--local")
+        assert names == set(re.findall(r"job:\w+", diagnosis)), diagnosis
         for each in both:
             each.finish()
-    assert "no job 'job:x'" in status(home, "--orchestrator", "job:x", code=2)
+    assert "no job 'job:x'" in said(home, "status", "--orchestrator", "job:x", code=2)
     assert_nothing_is_left(home)
 
 
