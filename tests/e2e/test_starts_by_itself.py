@@ -83,6 +83,17 @@ while True:
     dist.all_reduce(tensor.fill_(1.0))
 """
 
+# What scripts do where no torchrun has numbered them.
+MAPPED = """
+import os
+for name, known in {
+    "RANK": ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"),
+    "WORLD_SIZE": ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"),
+    "LOCAL_RANK": ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"),
+}.items():
+    os.environ[name] = next(os.environ[each] for each in known if each in os.environ)
+""" + SUM
+
 RIGHT = "sum [3.0, 3.0, 3.0]"
 
 
@@ -267,25 +278,52 @@ def test_of_several_jobs_a_command_wants_to_know_which(home: Home) -> None:
 
 
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
-OPEN_MPI = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+SLURM_HERE = SLURM | {"SLURM_NTASKS": "2", "SLURM_TASKS_PER_NODE": "2"}
+OPEN_MPI = {
+    **{"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
+    "PMIX_NAMESPACE": "prterun-1@1",
+}
+LAUNCHERS = {
+    "slurm": [
+        SLURM_HERE | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(2)
+    ],
+    "open mpi": [
+        OPEN_MPI | {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_LOCAL_RANK": str(rank)}
+        for rank in range(2)
+    ],
+}
+MPICH = (str(Path(sys.executable).with_name("mpiexec")), "-n", "2", sys.executable)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("launcher", ["slurm", "open mpi"])
+@pytest.mark.parametrize("code", [ALONE, MAPPED], ids=["without torch", "torch"])
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_ranks_of_other_launchers_meet_though_each_has_a_parent_of_its_own(
-    home: Home, launcher: str
+    home: Home, launcher: str, code: str
 ) -> None:
-    if launcher == "slurm":
-        shared = SLURM | {"SLURM_TASKS_PER_NODE": "2"}
-        variables = [shared | {"SLURM_PROCID": str(rank)} for rank in range(2)]
-    else:
-        shared = OPEN_MPI | {"PMIX_NAMESPACE": "prterun-1@1"}
-        variables = [shared | {"OMPI_COMM_WORLD_RANK": str(rank)} for rank in range(2)]
+    own_parent = ("sh", "-c", '"$@"; exit $?', "sh")
+    command = [*own_parent, sys.executable, script(home, code)]
+    store = address_of_the_store(code)
     with ExitStack() as ending:
-        own_parent = ("sh", "-c", '"$@"; exit $?', "sh")
-        started = [ending.enter_context(each) for each in ranks(home, variables, *own_parent)]
+        started = [
+            ending.enter_context(Launched(home, command, variables | store))
+            for variables in LAUNCHERS[launcher]
+        ]
         for each in started:
             assert RIGHT in each.finish()
+    assert_nothing_is_left(home)
+
+
+def address_of_the_store(code: str) -> dict[str, str]:
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())} if code is MAPPED else {}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("code", [ALONE, MAPPED], ids=["without torch", "torch"])
+def test_ranks_that_mpiexec_starts_meet(home: Home, code: str) -> None:
+    path = script(home, code.replace("sys.stdin.read()", ""))  # rank 1 would never see its end
+    with Launched(home, [*MPICH, path], address_of_the_store(code)) as job:
+        assert job.finish().count(RIGHT) == 2
     assert_nothing_is_left(home)
 
 
