@@ -60,8 +60,9 @@ endif
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: .venv/.installed ## train a network on 2 nodes x 2 ranks; the last line says how it went
-	@$(BIN)/allfold run --nodes 2 --nproc-per-node 2 --no-prefix examples/train_digits.py
+demo: .venv/.installed ## torchrun, then a training on 2 nodes x 2 ranks; the last line says how it went
+	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 2 examples/quickstart_torch.py
+	$(BIN)/allfold run --nodes 2 --nproc-per-node 2 --no-prefix examples/train_digits.py
 
 check: .venv/.installed-dev ## three minutes: style, types, made files, the core and membership
 	@$(MAKE) $(AT_ONCE) lint types docs-check pure collected

@@ -17,11 +17,12 @@ from chaos.home import Home
 from tests.support.processes.services import ROOT
 from tests.support.waiting import wait_until
 
-for module in ("accelerate", "ipykernel", "nbclient"):
-    pytest.importorskip(module, reason=f"{module} is not installed; make test-clients installs it")
+pytest.importorskip("accelerate")
+pytest.importorskip("ipykernel")
+pytest.importorskip("nbclient")
 
 import nbformat
-from jupyter_client.manager import KernelManager  # type: ignore[import-not-found]
+from jupyter_client.manager import KernelManager
 from nbclient import NotebookClient
 
 SECONDS = 120.0

@@ -84,7 +84,8 @@ while True:
 """
 
 # What scripts do where no torchrun has numbered them.
-MAPPED = """
+MAPPED = (
+    """
 import os
 for name, known in {
     "RANK": ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"),
@@ -92,7 +93,9 @@ for name, known in {
     "LOCAL_RANK": ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"),
 }.items():
     os.environ[name] = next(os.environ[each] for each in known if each in os.environ)
-""" + SUM
+"""
+    + SUM
+)
 
 RIGHT = "sum [3.0, 3.0, 3.0]"
 
@@ -236,7 +239,9 @@ def test_processes_that_are_numbered_by_hand_meet_and_commands_find_their_servic
         assert all(Path(each).exists() for each in logs)
         assert json.loads(said(home, "status", "--json"))["logs"] == logs
         diagnosis = said(home, "doctor")
-        assert re.search(r"agent socket, this machine: job:\w+: \S+ \(.*\) leads to node", diagnosis)
+        assert re.search(
+            r"agent socket, this machine: job:\w+: \S+ \(.*\) leads to node", diagnosis
+        )
         assert re.search(r"orchestrator, orchestrator: \S+ answers", diagnosis), diagnosis
         for each in started:
             each.finish()
@@ -279,10 +284,7 @@ def test_of_several_jobs_a_command_wants_to_know_which(home: Home) -> None:
 
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
 SLURM_HERE = SLURM | {"SLURM_NTASKS": "2", "SLURM_TASKS_PER_NODE": "2"}
-OPEN_MPI = {
-    **{"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
-    "PMIX_NAMESPACE": "prterun-1@1",
-}
+OPEN_MPI = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": "1"}
 LAUNCHERS = {
     "slurm": [
         SLURM_HERE | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(2)
