@@ -6,7 +6,7 @@
 #   TESTS     run these alone, PYTEST_ARGS how, e.g. make test TESTS=tests/core PYTEST_ARGS=-x
 #   CHAOS_ARGS  for `make chaos`, e.g. make chaos CHAOS_ARGS="--nodes 8 --seed 7"; see --help
 #   BENCH_ARGS  for `make bench`, e.g. make bench BENCH_ARGS="--shapes 1x4 --sizes 4K,64M"; see --help
-#   TORCH     the torch of `make test-torch`, e.g. make test-torch TORCH=2.14.1
+#   TORCH     the versions of torch of `make test-torch`, e.g. make test-torch TORCH=2.14.1
 #   WORKERS   how many test files run at once; 0 is one after the other in one process
 
 .DEFAULT_GOAL := help
@@ -50,7 +50,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PURE := tests/control tests/core tests/orchestrator/membership
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 PURE_TESTS = $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --hypothesis-seed=0 -m "not long" $(PURE)
-TORCH ?= 2.14.1
+TORCH ?= 2.14.1 2.15.0
 ifeq ($(origin TESTS),undefined)
 TESTS := tests
 GATE := -m "not pure and not long and not clients"
@@ -60,8 +60,9 @@ endif
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: .venv/.installed ## train a network on 2 nodes x 2 ranks; the last line says how it went
-	@$(BIN)/allfold run --nodes 2 --nproc-per-node 2 --no-prefix examples/train_digits.py
+demo: .venv/.installed ## torchrun, then a training on 2 nodes x 2 ranks; the last line says how it went
+	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 2 examples/quickstart_torch.py
+	$(BIN)/allfold run --nodes 2 --nproc-per-node 2 --no-prefix examples/train_digits.py
 
 check: .venv/.installed-dev ## three minutes: style, types, made files, the core and membership
 	@$(MAKE) $(AT_ONCE) lint types docs-check pure collected
@@ -96,8 +97,10 @@ coverage: .venv/.installed-dev ## the same, and show that they run every branch 
 collected: .venv/.installed-dev ## show that every test can be imported; later runs find them compiled
 	@$(BIN)/python -m pytest --collect-only -q tests > .venv/collected || { cat .venv/collected; false; }
 
-test-torch: .venv-torch-$(TORCH)/.installed ## run the torch tests on another torch, in an environment of its own
-	@.venv-torch-$(TORCH)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS) tests/torch_backend
+test-torch: $(TORCH:%=test-torch-%) ## run the torch tests on later versions of torch, each in an environment of its own
+
+test-torch-%: .venv-torch-%/.installed
+	@.venv-torch-$*/bin/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS) tests/torch_backend
 
 test-clients: .venv-clients/.installed ## run what docs/ shows with other libraries, in an environment of its own
 	@.venv-clients/bin/python -m pytest $(PYTEST_ARGS) tests/clients
@@ -191,10 +194,12 @@ clean: ## remove .venv and every cache
 
 EDITABLE = $(patsubst %,-e %,$(filter-out client_sdk,$(PACKAGES))) -e 'client_sdk[local]'
 
+# Make removes a file that only leads to another one, unless it is said to be of worth.
+.PRECIOUS: .venv-torch-%/.installed
 # CUDA builds bring versions of their own of what the lock file pins for the CPU's.
-.venv-torch-$(TORCH)/.installed: $(PACKAGES:%=%/pyproject.toml) requirements-dev.txt
+.venv-torch-%/.installed: $(PACKAGES:%=%/pyproject.toml) requirements-dev.txt
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install --disable-pip-version-check $(PIP_ARGS) torch==$(TORCH) $(EDITABLE) \
+	$(@D)/bin/python -m pip install --disable-pip-version-check $(PIP_ARGS) torch==$* $(EDITABLE) \
 	  -r requirements-dev.txt
 	@touch $@
 

@@ -1,7 +1,7 @@
 """The digits again, with torch's own DistributedDataParallel or FSDP2 on backend ``allfold``.
 
     allfold run --nodes 2 --nproc-per-node 2 examples/train_ddp.py
-    torchrun --nproc-per-node 2 examples/train_ddp.py --fsdp      # with a running agent
+    torchrun --nproc-per-node 2 examples/train_ddp.py --fsdp
     allfold run --nproc-per-node 2 examples/train_ddp.py --device cuda
 
 Nothing in this program knows of Allfold but one import and one word: ``--backend gloo`` runs the

@@ -73,6 +73,15 @@ def test_the_ten_lines_are_the_quickstart() -> None:
     assert len(shown[1].splitlines()) <= 10
 
 
+def test_the_lines_of_torch_are_the_quickstart_of_torch() -> None:
+    page = (ROOT / "docs" / "start.md").read_text()
+    shown = re.search(
+        r"<!-- .*examples/quickstart_torch.py -->\n```python\n(.*?)```", page, re.DOTALL
+    )
+    assert shown
+    assert shown[1] == (ROOT / "examples" / "quickstart_torch.py").read_text()
+
+
 def rows(text: str) -> Iterator[list[str]]:
     """The cells of every line of a table, but for its head."""
     for line in re.findall(r"^\| ?`.*\|$", text, flags=re.MULTILINE):

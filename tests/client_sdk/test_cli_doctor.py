@@ -7,6 +7,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +58,43 @@ def found(report: dict[str, Any], check: str, level: str) -> list[str]:
 # --- without a service
 
 
-def test_a_machine_without_services_is_fine_if_nobody_has_named_any(allfold: Commands) -> None:
+def test_a_machine_without_services_is_fine_as_a_job_starts_its_own(allfold: Commands) -> None:
     report = diagnose(allfold, status=0)
-    assert report["status"] == "warn"
     assert "nodes were not checked" in found(report, "orchestrator", "skipped")[0]
-    assert "no agent listens on" in found(report, "agent socket", "warn")[0]
+    (socket,) = found(report, "agent socket", "ok")
+    assert "no agent listens on" in socket
+    assert socket.endswith("a job starts its own allfold-agent and allfold-orchestrator")
     assert found(report, "limits", "ok")
     assert found(report, "versions", "ok")
+
+
+@pytest.mark.parametrize("named", ["", NOWHERE])
+def test_where_a_job_cannot_start_its_own_services_the_packages_that_it_lacks_are_named(
+    allfold: Commands, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    def version(name: str) -> str:
+        if name in ("allfold-agent", "allfold-orchestrator"):
+            raise PackageNotFoundError(name)
+        return "0"
+
+    monkeypatch.setattr(machine, "version", version)
+    report = diagnose(allfold, "--local", status=0, ALLFOLD_ORCHESTRATOR_URL=named)
+    (warning,) = (each for each in report["findings"] if each["check"] == "agent socket")
+    missing = "allfold-agent" if named else "allfold-agent and allfold-orchestrator"
+    assert warning["level"] == "warn"
+    assert warning["found"].endswith(f"a job cannot start its own: {missing} not installed")
+    assert 'pip install "allfold[local]"' in warning["advice"]
+
+
+def test_where_jobs_may_start_nothing_an_agent_is_missing(allfold: Commands) -> None:
+    report = diagnose(allfold, "--local", status=0, ALLFOLD_START="never")
+    assert "no agent listens on" in found(report, "agent socket", "warn")[0]
+
+
+def test_a_setting_with_which_no_job_starts_fails(allfold: Commands) -> None:
+    report = diagnose(allfold, "--local", status=1, ALLFOLD_START="maybe")
+    (told,) = found(report, "environment", "fail")
+    assert told.endswith("ALLFOLD_START is one of auto, always, never, got 'maybe'")
 
 
 def test_local_asks_nobody(allfold: Commands) -> None:

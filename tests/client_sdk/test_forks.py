@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import allfold
-from allfold_core.errors import InvalidArgument
+from allfold_core.errors import AllfoldError
 from allfold_core.protocol.rank_messages import MAX_MESSAGE
 from tests.support.fakes.fake_agent import FakeAgent
 
@@ -54,31 +54,40 @@ def test_the_socket_of_a_rank_that_is_killed_ends_though_a_child_of_it_lives(
             os.kill(child, signal.SIGKILL)
 
 
-def error_in_a_child(use: Callable[[], object]) -> str:
-    """The message of the error that a forked child gets."""
+def said_by_a_child(use: Callable[[], object], answer: Callable[[], object] = int) -> str:
+    """Return what a forked child has to say of a use, or the message of its error.
+
+    Args:
+        answer: called in the parent meanwhile.
+    """
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            use()
-        except InvalidArgument as error:
+            os.write(writer, str(use()).encode())
+        except AllfoldError as error:
             os.write(writer, error.message.encode())
         finally:
             os._exit(0)
     os.close(writer)
+    answer()
     os.waitpid(child, 0)
     with os.fdopen(reader) as stream:
         return stream.read()
 
 
-def test_a_child_is_told_to_join_by_itself_whatever_it_does_and_its_parent_goes_on(
-    agent: FakeAgent,
-) -> None:
+def opened(agent: FakeAgent) -> allfold.Group:
     with ThreadPoolExecutor(1) as pool:
         opening = pool.submit(allfold.init, rank=0, world_size=1, group="g", agent=agent.path)
         agent.greet()
         agent.seat()
-        group = opening.result(10)
+        return opening.result(10)
+
+
+def test_a_child_is_told_to_join_by_itself_whatever_it_does_and_its_parent_goes_on(
+    agent: FakeAgent,
+) -> None:
+    group = opened(agent)
     work = group.all_reduce(np.ones(2), async_op=True)
     op = agent.next_op()
     uses: list[Callable[[], object]] = [
@@ -86,11 +95,33 @@ def test_a_child_is_told_to_join_by_itself_whatever_it_does_and_its_parent_goes_
         lambda: group.all_reduce(np.ones(2)),
         lambda: group.empty(3),
         group.shutdown,
-        lambda: allfold.init(rank=0, world_size=1, group="other", agent=agent.path),
     ]
     for use in uses:
-        assert "a forked child is a rank of its own" in error_in_a_child(use)
+        assert "a forked child is a rank of its own" in said_by_a_child(use)
+    assert "allfold.init must be called" in said_by_a_child(allfold.rank)
     agent.conclude(op)
     assert list(work.wait()) == [1, 1]
+    agent.__exit__()
+    allfold.shutdown()
+
+
+def test_a_child_that_joins_is_a_rank_of_its_own_with_an_agent_of_its_own(
+    agent: FakeAgent, tmp_path: Path
+) -> None:
+    """Also of a group with the name of its parent's."""
+    opened(agent)
+    (tmp_path / "of the child").mkdir()
+    with FakeAgent(tmp_path / "of the child") as others:
+
+        def join() -> int:
+            allfold.init(rank=3, world_size=4, group="g", agent=others.path)
+            return allfold.rank()
+
+        def answer() -> None:
+            others.greet()
+            others.seat()
+
+        assert said_by_a_child(join, answer) == "3"
+    assert allfold.rank() == 0
     agent.__exit__()
     allfold.shutdown()

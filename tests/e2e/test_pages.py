@@ -1,13 +1,12 @@
-"""The scripts of the tutorial and of the how-tos, run by the commands that the pages show.
+"""The scripts of the tutorial and of other pages, run by the commands that the pages show.
 
 A page has a script below a comment with its name, and below ``<!-- runs: NAME -->`` a command and
-what it prints. Ranks print in any order, and floats differ between machines: what is compared is
-the rest, as one set of lines.
+what it prints, on a machine where nothing of Allfold runs. Ranks print in any order, and floats
+differ between machines: what is compared is the rest, as one set of lines.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import subprocess
@@ -17,24 +16,18 @@ from typing import NamedTuple
 
 import pytest
 
+from chaos.home import Home
 from tests.support.tiers import one_in
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 180.0
-_SCRIPT = re.compile(r"^<!-- (\w+\.py) -->\n```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+GONE_SECONDS = 10.0
+_SCRIPT = re.compile(r"^<!-- (\w+\.py)[^\n]* -->\n```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _RUN = re.compile(
-    r"^<!-- runs: (\w+\.py) -->\n```console\n\$ allfold (.*?)\n(.*?)^```$", re.MULTILINE | re.DOTALL
+    r"^<!-- runs: (\w+\.py) -->\n```console\n\$ (\w+) (.*?)\n(.*?)^```$", re.MULTILINE | re.DOTALL
 )
-# What the surroundings of the tests may have set.
-_FOREIGN = (
-    "ALLFOLD_",
-    "OMP_NUM_THREADS",
-    "MASTER_",
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_",
-    "TORCHELASTIC",
-)
+_MODULES = {"allfold": "allfold.cli", "torchrun": "torch.distributed.run"}
 
 
 class Shown(NamedTuple):
@@ -42,12 +35,14 @@ class Shown(NamedTuple):
 
     page: str
     script: str
+    command: str
     arguments: str
     output: str
 
 
 def shown() -> list[Shown]:
-    pages = [ROOT / "docs" / "tutorial.md", *sorted(ROOT.glob("docs/how-to-*.md"))]
+    names = ("tutorial.md", "start.md")
+    pages = [*(ROOT / "docs" / name for name in names), *sorted(ROOT.glob("docs/how-to-*.md"))]
     return [Shown(page.name, *found) for page in pages for found in _RUN.findall(page.read_text())]
 
 
@@ -63,6 +58,7 @@ def lines(output: str) -> list[str]:
 def test_the_pages_show_what_they_should() -> None:
     assert {each.page for each in shown()} == {
         "tutorial.md",
+        "start.md",
         "how-to-ddp.md",
         "how-to-fsdp2.md",
         "how-to-elastic.md",
@@ -72,18 +68,22 @@ def test_the_pages_show_what_they_should() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 20)
 @pytest.mark.parametrize(
-    "example", one_in(len(shown()), shown()), ids=lambda each: f"{each.page} {each.arguments}"
+    "example",
+    one_in(len(shown()), shown()),
+    ids=lambda each: f"{each.page} {each.command} {each.arguments}",
 )
 def test_a_command_of_a_page_prints_what_the_page_shows(example: Shown, tmp_path: Path) -> None:
     (tmp_path / example.script).write_text(scripts(example.page)[example.script])
-    done = subprocess.run(
-        [sys.executable, "-m", "allfold.cli", *shlex.split(example.arguments)],
-        cwd=tmp_path,
-        env={key: value for key, value in os.environ.items() if not key.startswith(_FOREIGN)},
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-    )
+    with Home() as home:
+        done = subprocess.run(
+            [sys.executable, "-m", _MODULES[example.command], *shlex.split(example.arguments)],
+            cwd=tmp_path,
+            env=home.environment() | {"OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+        )
+        wait_until(lambda: not home.left(), "the end of all that it has started", GONE_SECONDS)
     assert done.returncode == 0, done.stderr
     assert lines(done.stdout) == lines(example.output)
     sums = set(re.findall(r"(?:add up to|ranks:) (\d+\.\d{9})", done.stdout))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -81,6 +82,20 @@ os.write(1, b"ready\\n")
 while True:
     dist.all_reduce(tensor.fill_(1.0))
 """
+
+# What scripts do where no torchrun has numbered them.
+MAPPED = (
+    """
+import os
+for name, known in {
+    "RANK": ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"),
+    "WORLD_SIZE": ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"),
+    "LOCAL_RANK": ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"),
+}.items():
+    os.environ[name] = next(os.environ[each] for each in known if each in os.environ)
+"""
+    + SUM
+)
 
 RIGHT = "sum [3.0, 3.0, 3.0]"
 
@@ -216,26 +231,33 @@ def test_processes_that_are_numbered_by_hand_meet_and_commands_find_their_servic
         started = [ending.enter_context(each) for each in ranks(home, BY_HAND)]
         for each in started:
             each.await_text(RIGHT)
-        shown = status(home)
+        shown = said(home, "status")
         assert re.search(r"default +│ ready", shown), shown
-        logs = [Path(line[6:]) for line in shown.splitlines() if line.startswith("logs: ")]
+        logs = [line[6:] for line in shown.splitlines() if line.startswith("logs: ")]
         assert len(logs) == 3, shown
-        assert {"orchestrator.log", "supervisor.log"} < {each.name for each in logs}
-        assert all(each.exists() for each in logs)
+        assert {"orchestrator.log", "supervisor.log"} < {Path(each).name for each in logs}
+        assert all(Path(each).exists() for each in logs)
+        assert json.loads(said(home, "status", "--json"))["logs"] == logs
+        diagnosis = said(home, "doctor")
+        assert re.search(
+            r"agent socket, this machine: job:\w+: \S+ \(.*\) leads to node", diagnosis
+        )
+        assert re.search(r"orchestrator, orchestrator: \S+ answers", diagnosis), diagnosis
         for each in started:
             each.finish()
     assert_nothing_is_left(home)
 
 
-def status(home: Home, *options: str, code: int = 0) -> str:
+def said(home: Home, *arguments: str, code: int = 0) -> str:
+    """Return what a command writes."""
     done = subprocess.run(
-        [sys.executable, "-m", "allfold.cli", "status", *options],
+        [sys.executable, "-m", "allfold.cli", *arguments],
         env=home.environment() | {"COLUMNS": "200"},
         capture_output=True,
         text=True,
         timeout=60,
     )
-    assert done.returncode == code, done.stderr
+    assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
 
 
@@ -246,38 +268,64 @@ def test_of_several_jobs_a_command_wants_to_know_which(home: Home) -> None:
         both = [ending.enter_context(each) for each in ranks(home, [{}, {}])]
         for each in both:
             each.await_text("sum [1.0, 1.0, 1.0]")
-        said = status(home, code=2)
-        assert "2 jobs have services of their own on this machine" in said
-        names = set(re.findall(r"job:\w+", said))
+        refusal = said(home, "status", code=2)
+        assert "2 jobs have services of their own on this machine" in refusal
+        names = set(re.findall(r"job:\w+", refusal))
         assert len(names) == 2
         for name in names:
-            assert "default" in status(home, "--orchestrator", name)
+            assert "default" in said(home, "status", "--orchestrator", name)
+        diagnosis = said(home, "doctor", "--local")
+        assert names == set(re.findall(r"job:\w+", diagnosis)), diagnosis
         for each in both:
             each.finish()
-    assert "no job 'job:x'" in status(home, "--orchestrator", "job:x", code=2)
+    assert "no job 'job:x'" in said(home, "status", "--orchestrator", "job:x", code=2)
     assert_nothing_is_left(home)
 
 
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
-OPEN_MPI = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+SLURM_HERE = SLURM | {"SLURM_NTASKS": "2", "SLURM_TASKS_PER_NODE": "2"}
+OPEN_MPI = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": "1"}
+LAUNCHERS = {
+    "slurm": [
+        SLURM_HERE | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(2)
+    ],
+    "open mpi": [
+        OPEN_MPI | {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_LOCAL_RANK": str(rank)}
+        for rank in range(2)
+    ],
+}
+MPICH = (str(Path(sys.executable).with_name("mpiexec")), "-n", "2", sys.executable)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("launcher", ["slurm", "open mpi"])
+@pytest.mark.parametrize("code", [ALONE, MAPPED], ids=["without torch", "torch"])
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_ranks_of_other_launchers_meet_though_each_has_a_parent_of_its_own(
-    home: Home, launcher: str
+    home: Home, launcher: str, code: str
 ) -> None:
-    if launcher == "slurm":
-        shared = SLURM | {"SLURM_TASKS_PER_NODE": "2"}
-        variables = [shared | {"SLURM_PROCID": str(rank)} for rank in range(2)]
-    else:
-        shared = OPEN_MPI | {"PMIX_NAMESPACE": "prterun-1@1"}
-        variables = [shared | {"OMPI_COMM_WORLD_RANK": str(rank)} for rank in range(2)]
+    own_parent = ("sh", "-c", '"$@"; exit $?', "sh")
+    command = [*own_parent, sys.executable, script(home, code)]
+    store = address_of_the_store(code)
     with ExitStack() as ending:
-        own_parent = ("sh", "-c", '"$@"; exit $?', "sh")
-        started = [ending.enter_context(each) for each in ranks(home, variables, *own_parent)]
+        started = [
+            ending.enter_context(Launched(home, command, variables | store))
+            for variables in LAUNCHERS[launcher]
+        ]
         for each in started:
             assert RIGHT in each.finish()
+    assert_nothing_is_left(home)
+
+
+def address_of_the_store(code: str) -> dict[str, str]:
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())} if code is MAPPED else {}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("code", [ALONE, MAPPED], ids=["without torch", "torch"])
+def test_ranks_that_mpiexec_starts_meet(home: Home, code: str) -> None:
+    path = script(home, code.replace("sys.stdin.read()", ""))  # rank 1 would never see its end
+    with Launched(home, [*MPICH, path], address_of_the_store(code)) as job:
+        assert job.finish().count(RIGHT) == 2
     assert_nothing_is_left(home)
 
 

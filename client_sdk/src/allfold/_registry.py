@@ -16,6 +16,7 @@ from allfold._calls.call import SeatRequest
 from allfold._group import Group
 from allfold._membership import RankMembership
 from allfold._process.draining import LeaveRequest, Parting, at_exit, by_call
+from allfold._process.fork_memory import disown_in_children
 from allfold._process.settings import GroupSettings, socket_path
 from allfold._session.session import Session
 from allfold._starting.surroundings import are_wanted
@@ -54,6 +55,7 @@ class JoinedGroups:
         self._holders: set[str] = set()
         self._services: OwnServices | None = None  # for the next session, or this one
         self._used: OwnServices | None = None  # of this one
+        disown_in_children(self)
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -216,6 +218,20 @@ class JoinedGroups:
         session.connection.why_gone = services.why_lost
         self._used = services
         return session
+
+    def disown(self) -> None:
+        """In a forked child: be in no group, as its parent's groups and services are not its own.
+
+        It is a rank of its own once it opens a group.
+        """
+        self._lock = RLock()  # another thread of the parent may have held it
+        for services in (self._services, self._used):
+            if services is not None:
+                services.close()
+        self._session = self._services = self._used = None
+        self._groups.clear()
+        self._opening.clear()
+        self._holders.clear()
 
     def _told_to_leave(self, reason: str) -> None:
         """The agent asks this process to leave, which may be on its way into its first group."""

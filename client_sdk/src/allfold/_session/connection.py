@@ -346,7 +346,7 @@ class AgentConnection:
     def _anothers(self) -> InvalidArgument:
         return InvalidArgument(
             f"this connection belongs to process {self.pid}; a forked child is a rank of its own "
-            "and must call allfold.init itself (start it with 'spawn')"
+            "and must call allfold.init itself"
         )
 
     def disown(self) -> None:

@@ -36,6 +36,7 @@ class StatusReport:
         activity: what goes on in groups, as the agents that answer know it.
         problems: why an agent did not answer, by its control URL.
         failure: why there is nothing of the orchestrator, although it was asked.
+        logs: the files of a job's own services, where it is one on this machine.
     """
 
     orchestrator: str
@@ -45,6 +46,7 @@ class StatusReport:
     activity: Activity = field(default_factory=Activity)
     problems: dict[str, str] = field(default_factory=dict)
     failure: ServiceError | None = None
+    logs: list[str] = field(default_factory=list)
 
     def other_ops(self) -> list[OpInFlight]:
         """The ops in flight of which no open incident speaks."""
@@ -66,6 +68,7 @@ class StatusReport:
             "memberships": [asdict(each) for each in self.activity.memberships],
             **self.activity.to_dict(),
             "problems": self.all_problems(),
+            "logs": self.logs,
         }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable
-from pathlib import Path
 
 import click
 from rich.table import Table
@@ -39,16 +38,17 @@ def status(orchestrator: str | None, agent_urls: tuple[str, ...], as_json: bool)
       3    the orchestrator, or an agent that was named, cannot be reached
     """
     report = gather(*services_to_ask(orchestrator, agent_urls), token())
-    job = None if agent_urls else job_here(orchestrator)
+    if not agent_urls and (job := job_here(orchestrator)) is not None:
+        report.logs = [str(file) for file in job.log_files()]
     if as_json:
         click.echo(json.dumps(report.to_dict()))
     else:
-        _show(report, () if job is None else job.log_files())
+        _show(report)
     if report.failure is not None:
         raise report.failure
 
 
-def _show(report: StatusReport, logs: Iterable[Path]) -> None:
+def _show(report: StatusReport) -> None:
     out, seen = console(), report.activity
     if report.orchestrator and report.failure is None:
         out.print(_node_table(report.nodes))
@@ -66,7 +66,7 @@ def _show(report: StatusReport, logs: Iterable[Path]) -> None:
     lines += [loss for group in seen.memberships for loss in group.losses]
     lines += [line for group in seen.memberships for line in (*group.links, *group.lanes)]
     lines += [f"no answer: {problem}" for problem in report.problems.values()]
-    lines += [f"logs: {file}" for file in logs]
+    lines += [f"logs: {file}" for file in report.logs]
     for line in lines:
         out.print(line, soft_wrap=True)
 

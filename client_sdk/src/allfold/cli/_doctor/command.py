@@ -18,11 +18,13 @@ from allfold.cli._doctor.machine import check_machine
 from allfold.cli._doctor.services import Services
 from allfold.cli._parameters import (
     Seconds,
+    job_here,
     orchestrator_option,
     services_to_ask,
     token,
 )
 from allfold.cli._showing import console, duration, rate, table
+from allfold_cluster.job import running_jobs
 
 _FAILED = 1
 _STYLES = {
@@ -71,10 +73,11 @@ def doctor(
       2    wrong usage
     """
     diagnosis = Diagnosis()
-    diagnosis.add(check_machine())
+    job = None if local or agent_urls else job_here(orchestrator)
+    diagnosis.add(check_machine(running_jobs() if job is None else [job]))
     if not local:
         asked = services_to_ask(orchestrator, agent_urls)
-        named = bool(orchestrator or os.environ.get("ALLFOLD_ORCHESTRATOR_URL"))
+        named = bool(job or orchestrator or os.environ.get("ALLFOLD_ORCHESTRATOR_URL"))
         services = Services(diagnosis, token())
         services.check(*asked, expected=named)
         services.check_pairs(thorough=thorough, deadline=time.monotonic() + timeout)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import platform
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from allfold._process.settings import socket_path
 from allfold._session.agent_socket import connect
 from allfold._session.connection import AgentConnection
+from allfold._starting.surroundings import are_wanted
 from allfold.cli._config.services import strays
 from allfold.cli._doctor.findings import HERE, CheckFinding, Json, fail, ok, warn
 from allfold.cli._showing import size
-from allfold_core.errors import AgentUnreachable, AllfoldError
+from allfold_cluster.job import JobRecord
+from allfold_core.errors import AgentUnreachable, AllfoldError, InvalidArgument
 from allfold_core.machine import describe
 
 _FEW_FILES = 4096
@@ -39,15 +41,22 @@ _ALLOW_MEMFD = (
     "let the process make memfds: the seccomp profile of the container must allow memfd_create, "
     "and its memory limit must leave room"
 )
+_AGENT_SOCKET = "agent socket"
 _GREETING_SECONDS = 3.0
 _PACKAGES = ("allfold", "allfold-core", "allfold-agent", "allfold-orchestrator", "numpy", "torch")
 
 
-def check_machine() -> Iterator[CheckFinding]:
-    """Yield the findings that need no service."""
+def check_machine(jobs: Iterable[JobRecord]) -> Iterator[CheckFinding]:
+    """Yield the findings that need no service but the agents of this machine.
+
+    Args:
+        jobs: those to look at that have services of their own.
+    """
     yield from judge_machine(HERE, describe(_read, _open_files()), _problem_with_memfd())
     yield _versions()
     yield from _misspelt_variables()
+    for job in jobs:
+        yield from _greeted(job.agent, f"job:{job.job}: ")
     yield from _agent_socket(socket_path())
 
 
@@ -102,27 +111,49 @@ def _version_of(name: str) -> str:
 
 
 def _agent_socket(path: str) -> Iterator[CheckFinding]:
-    """The socket of the agent of this machine: there, ours to use, answering."""
-    check = "agent socket"
-    named = bool(os.environ.get("ALLFOLD_SOCKET"))
-    start = (
+    """The socket at which jobs look for the agent of this machine: theirs to use, answering.
+
+    None has to listen there where jobs can start services of their own.
+    """
+    try:
+        starts, found = are_wanted(), connect(path)
+    except InvalidArgument as error:
+        yield fail("environment", HERE, error.message, "no job starts before that is corrected")
+    except AgentUnreachable as error:
+        advice = "see 'ls -l' of the socket and of its folder"
+        yield fail(_AGENT_SOCKET, HERE, error.message, advice)
+    else:
+        if not isinstance(found, str):
+            found.close()
+            yield from _greeted(path)
+        elif starts:
+            yield _own_services(path)
+        else:
+            level = fail if os.environ.get("ALLFOLD_SOCKET") else warn
+            yield level(_AGENT_SOCKET, HERE, f"no agent listens on {path} ({found})", _start(path))
+
+
+def _own_services(path: str) -> CheckFinding:
+    """Return the finding where nothing runs, and a job starts what it needs."""
+    needed = ["allfold-agent"]
+    if not os.environ.get("ALLFOLD_ORCHESTRATOR_URL"):
+        needed.append("allfold-orchestrator")
+    missing = [name for name in needed if not _version_of(name)]
+    nothing = f"no agent listens on {path}"
+    if missing:
+        found = f"{nothing}, and a job cannot start its own: {' and '.join(missing)} not installed"
+        return warn(_AGENT_SOCKET, HERE, found, f'pip install "allfold[local]", or {_start(path)}')
+    return ok(_AGENT_SOCKET, HERE, f"{nothing}: a job starts its own {' and '.join(needed)}")
+
+
+def _start(path: str) -> str:
+    return (
         f"start one with 'allfold agent --socket {path}', or name another socket with "
         "ALLFOLD_SOCKET; a machine without ranks needs none, nor does 'allfold run' without --agent"
     )
-    try:
-        found = connect(path)
-    except AgentUnreachable as error:
-        yield fail(check, HERE, error.message, "see 'ls -l' of the socket and of its folder")
-        return
-    if isinstance(found, str):
-        level = fail if named else warn
-        yield level(check, HERE, f"no agent listens on {path} ({found})", start)
-        return
-    found.close()
-    yield from _greeted(path, check)
 
 
-def _greeted(path: str, check: str) -> Iterator[CheckFinding]:
+def _greeted(path: str, whose: str = "") -> Iterator[CheckFinding]:
     try:
         connection = AgentConnection(path, _GREETING_SECONDS)
     except AllfoldError as error:
@@ -130,14 +161,14 @@ def _greeted(path: str, check: str) -> Iterator[CheckFinding]:
             "see the log of the agent; one that is stopped (SIGSTOP, a debugger) or of another "
             "version does not answer, and has to be started again"
         )
-        yield fail(check, HERE, error.message, advice)
+        yield fail(_AGENT_SOCKET, HERE, f"{whose}{error.message}", advice)
         return
     welcome = connection.welcome
     connection.close()
     place = Path(path).stat()
     owner = f"owner uid {place.st_uid}, mode {stat.filemode(place.st_mode)}"
     agent = f"node {welcome.get('node')}, version {welcome.get('version')}"
-    yield ok(check, HERE, f"{path} ({owner}) leads to {agent}")
+    yield ok(_AGENT_SOCKET, HERE, f"{whose}{path} ({owner}) leads to {agent}")
 
 
 def judge_machine(where: str, machine: Json, memfd: str) -> Iterator[CheckFinding]:
