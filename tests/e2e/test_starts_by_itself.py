@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -289,6 +290,22 @@ def test_tasks_of_slurm_on_several_machines_are_told_at_once_how_they_can_meet(h
         text = rank.finish(status=1)
     assert "the ranks of this job are on several machines" in text
     assert "Set ALLFOLD_ORCHESTRATOR_URL" in text
+    assert_nothing_is_left(home)
+
+
+def test_a_port_after_the_masters_that_another_process_has_is_named_at_once(home: Home) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        variables = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
+        variables |= {"ALLFOLD_TOKEN": "ours", "ALLFOLD_INIT_TIMEOUT": "600"}
+        variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port - 1)}
+        (rank,) = ranks(home, [variables])
+        with rank:
+            text = rank.finish(status=1)
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use." in text
+    assert "MASTER_PORT (it is the port after that one)" in text
     assert_nothing_is_left(home)
 
 
