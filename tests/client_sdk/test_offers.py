@@ -122,6 +122,32 @@ def test_a_rank_of_another_machine_is_told_that_the_offer_is_for_one_alone(
     assert started == []
 
 
+@pytest.mark.parametrize(
+    ("scheme", "here", "how", "folder"),
+    [("https", {}, "with", "not set"), ("http", {"ALLFOLD_TLS_DIR": "/tls"}, "without", "/tls")],
+)
+def test_a_rank_with_another_idea_of_tls_than_rank_0_is_told_so(
+    started: Started, scheme: str, here: dict[str, str], how: str, folder: str
+) -> None:
+    offer = replace(offer_of(ELSEWHERE, "another"), orchestrator=f"{scheme}://{ELSEWHERE}:7777")
+    with pytest.raises(AgentUnreachable) as caught:
+        taken(offer, here)
+    said = caught.value.message
+    assert said.startswith(f"rank 0 (rank0s-host) has started the job's services {how} TLS, but ")
+    assert said.endswith(f"ALLFOLD_TLS_DIR is {folder}: set it for all ranks, or for none")
+    assert started == []
+
+
+def test_with_a_certificate_rank_0_offers_an_orchestrator_with_tls(started: Started) -> None:
+    offer = started_for_store(2, HERE | {"ALLFOLD_TLS_DIR": "/tls"}).offer
+    assert offer.orchestrator == "https://127.0.0.1:7777"
+    taken(
+        replace(offer, orchestrator=f"https://{ELSEWHERE}:7777", machine="another"),
+        {"ALLFOLD_TLS_DIR": "/tls"},
+    )
+    assert started[1][0].orchestrator == f"https://{ELSEWHERE}:7777"
+
+
 def test_an_offer_goes_through_the_store_whole() -> None:
     offer = offer_of(OURS)
     assert ServicesOffer.from_dict(offer.to_dict()) == offer

@@ -176,13 +176,16 @@ class Supervisor:
         )
 
     def _start(self, cluster: Cluster) -> None:
-        """Start both at once: the agent tries again until the orchestrator answers."""
+        """Start both at once: the agent tries again until the orchestrator answers.
+
+        It need not have: the agent tells ranks what keeps it from that, and this would not.
+        """
         if self._services.serves:
             cluster.launch_orchestrator()
         cluster.launch_agent(self._services.node)
         if self._services.serves:
             cluster.await_orchestrator()
-        cluster.await_agent(self._services.node)
+        cluster.await_agent(self._services.node, registered=False)
 
     def _record(self, cluster: Cluster) -> JobRecord:
         return JobRecord(

@@ -128,15 +128,28 @@ def taken(offer: ServicesOffer, environment: Environment = os.environ) -> OwnSer
     Raises:
         AgentUnreachable: this machine does not reach them, or nothing can be started here.
     """
-    is_for_one = is_loopback(_host_of(offer.orchestrator) or LOOPBACK)
-    if offer.token and offer.machine != machine() and is_for_one:
+    if offer.token and offer.machine != machine():
+        _check_is_for_others(offer, environment)
+    return _joined(offer.job, offer.token, environment, orchestrator=offer.orchestrator)
+
+
+def _check_is_for_others(offer: ServicesOffer, environment: Environment) -> None:
+    """Refuse services of another machine that this one does not reach."""
+    if is_loopback(_host_of(offer.orchestrator) or LOOPBACK):
         raise AgentUnreachable(
             f"this rank is on another machine ({socket.gethostname()}) than rank 0 ({offer.host}), "
             "which has started the job's services for its own machine alone. Set MASTER_ADDR on "
             "all ranks to an address of the machine of rank 0 that the others reach, or "
             "ALLFOLD_ORCHESTRATOR_URL to an orchestrator."
         )
-    return _joined(offer.job, offer.token, environment, orchestrator=offer.orchestrator)
+    has_tls, here = offer.orchestrator.startswith("https:"), environment.get("ALLFOLD_TLS_DIR")
+    if has_tls != bool(here):
+        how = "with" if has_tls else "without"
+        raise AgentUnreachable(
+            f"rank 0 ({offer.host}) has started the job's services {how} TLS, but on this rank "
+            f"({socket.gethostname()}) ALLFOLD_TLS_DIR is {here or 'not set'}: set it for all "
+            "ranks, or for none"
+        )
 
 
 def started_alone(
