@@ -34,12 +34,12 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[JobServices, str]]:
 
     def join(services: JobServices, token: str) -> Any:
         asked.append((services, token))
-        return SimpleNamespace(close=lambda: None)
+        listen = services.listen.replace(":0", ":7777")
+        return SimpleNamespace(close=lambda: None, listen=listen)
 
     monkeypatch.setattr(offers, "join", join)
     monkeypatch.setattr(offers, "is_of_this_machine", lambda each: each in (OURS, "127.0.0.1"))
     monkeypatch.setattr(offers, "address_towards", lambda _address, _what: OURS)
-    monkeypatch.setattr(offers, "free_port", lambda _address: 7777)
     return asked
 
 
@@ -52,7 +52,8 @@ Started = list[tuple[JobServices, str]]
 def test_rank_0_of_one_machine_offers_an_orchestrator_on_loopback(started: Started) -> None:
     offer = started_for_store(2, HERE).offer
     ((services, token),) = started
-    assert offer.orchestrator == services.orchestrator == "http://127.0.0.1:7777"
+    assert services.listen == "127.0.0.1:0"
+    assert offer.orchestrator == "http://127.0.0.1:7777"
     assert offer.token == token
     assert len(token) >= 32
     assert services.serves
@@ -121,6 +122,32 @@ def test_a_rank_of_another_machine_is_told_that_the_offer_is_for_one_alone(
     assert started == []
 
 
+@pytest.mark.parametrize(
+    ("scheme", "here", "how", "folder"),
+    [("https", {}, "with", "not set"), ("http", {"ALLFOLD_TLS_DIR": "/tls"}, "without", "/tls")],
+)
+def test_a_rank_with_another_idea_of_tls_than_rank_0_is_told_so(
+    started: Started, scheme: str, here: dict[str, str], how: str, folder: str
+) -> None:
+    offer = replace(offer_of(ELSEWHERE, "another"), orchestrator=f"{scheme}://{ELSEWHERE}:7777")
+    with pytest.raises(AgentUnreachable) as caught:
+        taken(offer, here)
+    said = caught.value.message
+    assert said.startswith(f"rank 0 (rank0s-host) has started the job's services {how} TLS, but ")
+    assert said.endswith(f"ALLFOLD_TLS_DIR is {folder}: set it for all ranks, or for none")
+    assert started == []
+
+
+def test_with_a_certificate_rank_0_offers_an_orchestrator_with_tls(started: Started) -> None:
+    offer = started_for_store(2, HERE | {"ALLFOLD_TLS_DIR": "/tls"}).offer
+    assert offer.orchestrator == "https://127.0.0.1:7777"
+    taken(
+        replace(offer, orchestrator=f"https://{ELSEWHERE}:7777", machine="another"),
+        {"ALLFOLD_TLS_DIR": "/tls"},
+    )
+    assert started[1][0].orchestrator == f"https://{ELSEWHERE}:7777"
+
+
 def test_an_offer_goes_through_the_store_whole() -> None:
     offer = offer_of(OURS)
     assert ServicesOffer.from_dict(offer.to_dict()) == offer
@@ -156,7 +183,7 @@ def test_ranks_of_one_machine_have_an_orchestrator_on_a_port_that_is_picked_late
     (first, _), (second, _) = started
     assert first.job == second.job
     assert first.serves
-    assert first.orchestrator == ""
+    assert first.listen == "127.0.0.1:0"
     assert first.host == "127.0.0.1"
 
 
@@ -181,8 +208,11 @@ def test_ranks_of_several_machines_with_a_token_meet_beside_the_launchers_port(
     address = OURS if serving else ELSEWHERE
     started_alone(2, APART | {"MASTER_ADDR": address, "ALLFOLD_TOKEN": "ours"})
     ((services, token),) = started
-    assert services.orchestrator == f"http://{address}:29501"
     assert services.serves is serving
+    if serving:
+        assert services.listen == f"{OURS}:29501"
+    else:
+        assert services.orchestrator == f"http://{ELSEWHERE}:29501"
     assert token == "ours"
 
 

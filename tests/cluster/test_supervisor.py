@@ -9,11 +9,14 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
+from time import monotonic
 
 import pytest
 
-from allfold_cluster.job import JobServices
+from allfold_cluster.job import JobServices, join, running_jobs
+from allfold_core.errors import AgentUnreachable, ServiceError
 from chaos.home import Home
 from tests.support.processes.job_rank import JobRank
 from tests.support.tiers import long
@@ -104,11 +107,93 @@ def test_nothing_is_left_of_services_that_wait_for_another_machine_when_nobody_w
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))  # nobody listens there
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        with JobRank(home, JobServices("one", "here", orchestrator=url, serves=False)) as rank:
+        with JobRank(home, JobServices("one", "here", orchestrator=url)) as rank:
             ready = "allfold/jobs/*/here.ready"
             wait_until(lambda: list(home.folder.glob(ready)), "the agent listens")
             rank.kill()
             assert_nothing_is_left(home)
+
+
+# --- the port of the orchestrator
+
+
+@pytest.fixture
+def at_home(home: Home, monkeypatch: pytest.MonkeyPatch) -> Home:
+    """Make this process one of the home's."""
+    for name, value in home.environment().items():
+        monkeypatch.setenv(name, value)
+    return home
+
+
+@pytest.mark.usefixtures("at_home")
+def test_nobody_can_take_the_port_of_an_orchestrator_that_has_yet_to_start(home: Home) -> None:
+    lifeline = join(ONE, "token-of-this-job")
+    try:
+        host, _, port = lifeline.listen.rpartition(":")
+        while not lifeline.agent:
+            with socket.socket() as other, pytest.raises(OSError, match="already in use"):
+                other.bind((host, int(port)))
+            with suppress(AgentUnreachable):  # not yet
+                lifeline.await_ready(monotonic() + 0.01)
+        (job,) = running_jobs()
+        assert job.orchestrator == f"http://{lifeline.listen}"
+    finally:
+        lifeline.close()
+    assert_nothing_is_left(home)
+
+
+# --- many ranks
+
+
+def limited(limit: str) -> list[str]:
+    """Return a command that becomes another one with a limit of open files."""
+    return ["sh", "-c", f'ulimit {limit} && exec "$@"', "sh"]
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("at_home")
+def test_ranks_are_not_limited_by_the_soft_limit_of_open_files_of_the_one_that_came_first(
+    home: Home,
+) -> None:
+    with JobRank(home, ONE, *limited("-Sn 64")) as first, ExitStack() as leaving:
+        agent = first.agent()
+        others = [join(ONE, "") for _ in range(64)]
+        for each in others:
+            leaving.callback(each.close)
+            assert each.await_ready(monotonic() + GONE_SECONDS) == str(agent)
+
+
+@pytest.mark.usefixtures("at_home")
+def test_a_rank_for_which_no_open_files_are_left_is_told_so_and_the_others_go_on(
+    home: Home,
+) -> None:
+    with JobRank(home, ONE, *limited("-n 64")) as first, ExitStack() as leaving:
+        agent = first.agent()
+        others = [join(ONE, "") for _ in range(40)]
+        for each in others:
+            leaving.callback(each.close)
+        come, refused = [], []
+        for each in others:
+            try:
+                come.append(each.await_ready(monotonic() + GONE_SECONDS))
+            except ServiceError as error:
+                refused.append(error.message)
+        assert set(come) == {str(agent)}
+        (said,) = {*refused}
+        assert said.endswith(
+            "takes no more ranks on this machine: each needs two of its open files, of which it "
+            "has 34 for ranks already and may have 64 in all; raise the hard limit (ulimit -Hn) of "
+            "this job"
+        )
+        assert first.ask("lasts")["lasts"]
+        others[0].close()
+
+        def comes() -> bool:
+            with closing(join(ONE, "")) as one_more, suppress(ServiceError):
+                return one_more.await_ready(monotonic() + GONE_SECONDS) == str(agent)
+            return False
+
+        wait_until(comes, "there is room for one again")
 
 
 # --- a service dies

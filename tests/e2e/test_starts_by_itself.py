@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from allfold_cluster.network.links import address, connected
 from allfold_cluster.network.namespaces import Namespaces, entered
 from allfold_cluster.processes import Child, stop_all, wait_for
 from chaos.home import Home
+from tests.support.credentials import certificates
 from tests.support.require import required
 from tests.support.tiers import long
 from tests.support.waiting import wait_until
@@ -248,11 +250,43 @@ def test_processes_that_are_numbered_by_hand_meet_and_commands_find_their_servic
     assert_nothing_is_left(home)
 
 
-def said(home: Home, *arguments: str, code: int = 0) -> str:
+def tls(home: Home) -> dict[str, str]:
+    """Return the variable of a user with a certificate."""
+    return {"ALLFOLD_TLS_DIR": str(certificates(home.folder / "certs", "node").path / "node")}
+
+
+def test_with_a_certificate_all_services_of_a_job_speak_tls(home: Home) -> None:
+    own = tls(home)
+    with ExitStack() as ending:
+        started = [ending.enter_context(each) for each in ranks(home, [x | own for x in BY_HAND])]
+        for each in started:
+            each.await_text(RIGHT)
+        shown = said(home, "status", **own)
+        assert re.search(r"default +│ ready", shown), shown
+        assert "https://127.0.0.1" in shown, "the control port of the agent"
+        refused = said(home, "status", code=3)
+        assert "tried https://127.0.0.1" in refused
+        assert "ALLFOLD_TLS_DIR is not set here" in refused
+        for each in started:
+            each.finish()
+    assert_nothing_is_left(home)
+
+
+@pytest.mark.long
+def test_a_folder_without_a_certificate_is_named_at_once(home: Home) -> None:
+    variables = {"ALLFOLD_TLS_DIR": str(home.folder / "none"), "ALLFOLD_INIT_TIMEOUT": "600"}
+    (rank,) = ranks(home, [variables])
+    with rank:
+        text = rank.finish(status=1)
+    assert f"cannot read {home.folder}/none/tls.crt: No such file or directory" in text
+    assert_nothing_is_left(home)
+
+
+def said(home: Home, *arguments: str, code: int = 0, **variables: str) -> str:
     """Return what a command writes."""
     done = subprocess.run(
         [sys.executable, "-m", "allfold.cli", *arguments],
-        env=home.environment() | {"COLUMNS": "200"},
+        env=home.environment() | {"COLUMNS": "200"} | variables,
         capture_output=True,
         text=True,
         timeout=60,
@@ -340,6 +374,22 @@ def test_tasks_of_slurm_on_several_machines_are_told_at_once_how_they_can_meet(h
     assert_nothing_is_left(home)
 
 
+def test_a_port_after_the_masters_that_another_process_has_is_named_at_once(home: Home) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        variables = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
+        variables |= {"ALLFOLD_TOKEN": "ours", "ALLFOLD_INIT_TIMEOUT": "600"}
+        variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port - 1)}
+        (rank,) = ranks(home, [variables])
+        with rank:
+            text = rank.finish(status=1)
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use." in text
+    assert "MASTER_PORT (it is the port after that one)" in text
+    assert_nothing_is_left(home)
+
+
 def test_never_means_that_nothing_is_started(home: Home) -> None:
     variables = {"ALLFOLD_START": "never", "ALLFOLD_INIT_TIMEOUT": "0.1"}
     (rank,) = ranks(home, [variables])
@@ -374,23 +424,23 @@ def launch(
         return Launched(home, command, variables)
 
 
-@pytest.mark.parametrize("how", ["static", long("rendezvous")])
+@pytest.mark.parametrize("how", ["static", long("rendezvous"), long("tls")])
 def test_torchrun_on_two_machines_sums_over_both_and_leaves_nothing_on_either(
     machines: Sequence[tuple[str, Home]], how: str
 ) -> None:
-    port = free_port()
+    port, own = free_port(), tls(machines[0][1]) if how == "tls" else None
     with ExitStack() as ending:
         jobs = []
         for number, machine in enumerate(machines):
             options = ["--nnodes", "2", "--nproc-per-node", "1", "--node-rank", str(number)]
-            if how == "static":
+            if how != "rendezvous":
                 options += ["--master-addr", address(0), "--master-port", str(port)]
             else:
                 options += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{address(0)}:{port}"]
                 options += ["--rdzv-conf", f"is_host={number == 0}"]  # both have one hostname
                 options += ["--local-addr", address(number)]
             command = [*TORCHRUN, *options, script(machine[1], SUM)]
-            jobs.append(ending.enter_context(launch(machine, command)))
+            jobs.append(ending.enter_context(launch(machine, command, own)))
         for job in jobs:
             assert RIGHT in job.finish()
     assert_nothing_is_left(*(home for _, home in machines))

@@ -10,9 +10,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 
 from allfold_agent.agent import NodeAgent
+from allfold_agent.control.app import make_app
 from allfold_agent.http.client import upgrade
 from allfold_agent.membership.link_dialling import LinkRequest
 from allfold_agent.settings import AgentSettings
@@ -36,12 +38,14 @@ JOIN = {
 
 
 @asynccontextmanager
-async def unregistered(folder: Path, data: socket.socket | None = None) -> AsyncIterator[NodeAgent]:
-    """An agent that has tried to register where no orchestrator is; it is stopped in the end."""
+async def started(
+    folder: Path, orchestrator: str, data: socket.socket | None = None
+) -> AsyncIterator[NodeAgent]:
+    """An agent that is stopped in the end."""
     settings = AgentSettings.model_validate(
         {
             "ALLFOLD_SOCKET": str(folder / "socket"),
-            "ALLFOLD_ORCHESTRATOR_URL": f"http://{free_address()}",
+            "ALLFOLD_ORCHESTRATOR_URL": f"http://{orchestrator}",
             "ALLFOLD_AGENT_GPU": "off",
             "ALLFOLD_AGENT_THREADS": "1",
         }
@@ -51,10 +55,17 @@ async def unregistered(folder: Path, data: socket.socket | None = None) -> Async
     control.close()
     agent.start()
     try:
-        await until(lambda: "orchestrator at" in str(agent.registration.problem), "it tries")
         yield agent
     finally:
         await agent.stop()
+
+
+@asynccontextmanager
+async def unregistered(folder: Path, data: socket.socket | None = None) -> AsyncIterator[NodeAgent]:
+    """An agent that has tried to register where no orchestrator is."""
+    async with started(folder, free_address(), data) as agent:
+        await until(lambda: "orchestrator at" in str(agent.registration.problem), "it tries")
+        yield agent
 
 
 def test_an_agent_whose_control_port_closes_goes_on_trying_to_register(
@@ -68,6 +79,31 @@ def test_an_agent_whose_control_port_closes_goes_on_trying_to_register(
 
     assert "does not answer" in asyncio.run(run())
     assert [each for each in caplog.records if each.levelno >= logging.ERROR] == []
+
+
+def test_readiness_is_answered_while_the_orchestrator_has_yet_to_answer(tmp_path: Path) -> None:
+    async def run() -> tuple[int, str, bool]:
+        asked, given_up = asyncio.Event(), asyncio.Event()
+
+        async def keep_waiting(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            asked.set()
+            await reader.read()
+            given_up.set()
+            writer.close()
+
+        server = await asyncio.start_server(keep_waiting, "127.0.0.1", 0)
+        host, port = server.sockets[0].getsockname()
+        async with started(tmp_path, f"{host}:{port}") as agent:
+            await asked.wait()
+            app = httpx.ASGITransport(make_app(agent))
+            async with httpx.AsyncClient(transport=app, base_url="http://agent") as http:
+                answer = await http.get("/readyz")
+            asks_still = not given_up.is_set()
+        await given_up.wait()
+        server.close()
+        return answer.status_code, answer.json()["checks"][0]["reason"], asks_still
+
+    assert asyncio.run(run()) == (503, "not registered with the orchestrator yet", True)
 
 
 def test_an_agent_has_links_at_its_data_port(tmp_path: Path) -> None:

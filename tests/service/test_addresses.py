@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -31,6 +33,24 @@ def test_of_a_name_with_addresses_of_both_kinds_that_of_ipv4_is_taken(
 def test_an_address_without_a_host_is_every_address_of_the_machine() -> None:
     with bind(":0", "--control") as listener:
         assert bound(listener)[0] == "0.0.0.0"
+
+
+def test_a_socket_that_was_inherited_is_listened_on() -> None:
+    given = socket.socket()
+    given.bind(("127.0.0.1", 0))
+    place = given.getsockname()
+    with bind(f"fd://{given.detach()}", "--listen") as listener, socket.socket() as client:
+        client.connect(place)
+        assert bound(listener) == place
+        assert not listener.get_inheritable()
+
+
+@pytest.mark.parametrize("kind", ["nothing", "a file", "a socket of datagrams"])
+def test_what_was_inherited_and_cannot_listen_is_an_error_that_names_the_setting(kind: str) -> None:
+    with socket.socket(type=socket.SOCK_DGRAM) as datagrams, Path(os.devnull).open() as file:
+        number = {"nothing": 999_999, "a file": file.fileno()}.get(kind, os.dup(datagrams.fileno()))
+        with pytest.raises(ServiceError, match=rf"cannot listen on fd://{number}: .*--listen"):
+            bind(f"fd://{number}", "--listen")
 
 
 def test_a_name_that_leads_nowhere_is_an_error_that_names_the_setting() -> None:

@@ -7,7 +7,8 @@ A name tells a job from all others. In the folder ``jobs`` of the user, of mode 
 
 Whoever comes first makes all of them, and a supervisor (:mod:`allfold_cluster.supervisor`) inherits
 the listening socket and the lock. So the others connect at once, though it is still starting; and
-when it is gone, however that came to be, nobody listens any more and nobody holds the lock.
+when it is gone, however that came to be, nobody listens any more and nobody holds the lock. The
+socket of the orchestrator is inherited in the same way, so its address is known at once.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any, Self
@@ -38,12 +39,15 @@ from allfold_cluster.job_folder import (
 )
 from allfold_cluster.processes import wait_for
 from allfold_core.errors import AgentUnreachable, from_dict
+from allfold_service.addresses import bind, bound
+from allfold_service.addresses import join as join_address
 
 LONGEST_NEWS = 64 * 1024
 _LOG, _RECORD = "supervisor.log", "job.json"
 _BACKLOG = 512
 _SPAWN_SECONDS = 30.0
 _TAIL_CHARACTERS = 2000
+_PORT_IS_FROM = "MASTER_PORT (it is the port after that one)"
 
 
 def cores_of_launcher() -> tuple[int, ...]:
@@ -62,8 +66,8 @@ class JobServices:
         job: the name of the folder, the same on every machine of the job.
         node: what the agent calls itself, different on every machine.
         host: the address of this machine at which the agents of the job's other machines reach it.
-        orchestrator: its URL; "" for one on a port of this machine's that the supervisor picks.
-        serves: the orchestrator is to run on this machine.
+        orchestrator: the URL of one that runs elsewhere; "" for one on this machine.
+        listen: the address of that as ``host:port``; port 0 is any.
         cores: on which the services may run.
     """
 
@@ -71,8 +75,13 @@ class JobServices:
     node: str
     host: str = "127.0.0.1"
     orchestrator: str = ""
-    serves: bool = True
+    listen: str = "127.0.0.1:0"
     cores: tuple[int, ...] = field(default_factory=cores_of_launcher)
+
+    @property
+    def serves(self) -> bool:
+        """True if the orchestrator is to run on this machine."""
+        return not self.orchestrator
 
     def pack(self) -> str:
         """Return the text that :meth:`parse` reads."""
@@ -129,13 +138,16 @@ class Lifeline:
     Args:
         job: its name.
 
+        listen: the address of the orchestrator on this machine; with port 0 where another process
+            has started it, on any port.
+
     Attributes:
         agent: the path of the agent's socket, once it is ready.
         logs: the folder of the services' logs, likewise.
     """
 
-    def __init__(self, connected: socket.socket, job: str) -> None:
-        self.job = job
+    def __init__(self, connected: socket.socket, job: str, listen: str) -> None:
+        self.job, self.listen = job, listen
         self.agent = self.logs = ""
         self._socket = connected
 
@@ -211,8 +223,9 @@ def join(services: JobServices, token: str) -> Lifeline:
 
     Raises:
         AgentUnreachable: nothing can be started here; says why.
+        ServiceError: the orchestrator cannot listen where it has to.
     """
-    folder = jobs_folder()
+    folder, listen = jobs_folder(), services.listen
     path = folder / f"{services.job}.sock"
     check_length(folder, services.job, services.node)
     try:
@@ -220,7 +233,7 @@ def join(services: JobServices, token: str) -> Lifeline:
             _sweep(folder)
             connected = _connect(path)
             if connected is None:
-                _start(folder, path, services, token)
+                listen = _start(folder, path, services, token)
                 connected = _connect(path)
     except OSError as error:
         raise AgentUnreachable(
@@ -232,7 +245,7 @@ def join(services: JobServices, token: str) -> Lifeline:
         raise AgentUnreachable(
             "the supervisor of this job's services ended at once" + last_words(services.job)
         )
-    return Lifeline(connected, services.job)
+    return Lifeline(connected, services.job, listen)
 
 
 def _sweep(folder: Path) -> None:
@@ -262,7 +275,8 @@ def _connect(path: Path) -> socket.socket | None:
     return connected
 
 
-def _start(folder: Path, path: Path, services: JobServices, token: str) -> None:
+def _start(folder: Path, path: Path, services: JobServices, token: str) -> str:
+    """Start a supervisor; return where its orchestrator listens, "" if that runs elsewhere."""
     own = Path(tempfile.mkdtemp(prefix=f"{services.job}-", dir=folder))
     try:
         check_room(own)
@@ -270,22 +284,29 @@ def _start(folder: Path, path: Path, services: JobServices, token: str) -> None:
             (own / LOCK).open("a") as lock,
             socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener,
             (own / _LOG).open("ab") as log,
+            _serving(services) as serving,
         ):
             fcntl.flock(lock, fcntl.LOCK_EX)
             listener.bind(str(path))
             listener.listen(_BACKLOG)
-            inherited = (lock.fileno(), listener.fileno())
-            arguments = [str(own), *map(str, inherited), services.pack()]
+            listen = "" if serving is None else join_address(*bound(serving))
+            inherited = [each.fileno() for each in (lock, listener, serving) if each is not None]
+            packed = replace(services, listen=listen).pack()
+            arguments = [str(own), packed, *map(str, inherited)]
             _spawn(services.job, arguments, token, inherited, log.fileno())
+            return listen
     except BaseException:
         path.unlink(missing_ok=True)
         shutil.rmtree(own, ignore_errors=True)
         raise
 
 
-def _spawn(
-    job: str, arguments: list[str], token: str, inherited: tuple[int, ...], log: int
-) -> None:
+def _serving(services: JobServices) -> AbstractContextManager[socket.socket | None]:
+    """Return the socket of the orchestrator: from now on nobody else can take its port."""
+    return bind(services.listen, _PORT_IS_FROM) if services.serves else nullcontext()
+
+
+def _spawn(job: str, arguments: list[str], token: str, inherited: list[int], log: int) -> None:
     """Start a supervisor, which outlives this process and is no child of it."""
     try:
         done = subprocess.run(

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Protocol, TypeVar
@@ -78,7 +78,11 @@ def wait_until(
 
 
 class Child:
-    """A running process with all that it starts. ``fileno`` is readable once it has ended."""
+    """A running process with all that it starts. ``fileno`` is readable once it has ended.
+
+    Args:
+        inherits: the descriptors that it has besides its streams, under the same numbers.
+    """
 
     def __init__(
         self,
@@ -89,6 +93,7 @@ class Child:
         stdin: Redirection = subprocess.DEVNULL,
         stdout: Redirection = None,
         stderr: Redirection = None,
+        inherits: Collection[int] = (),
     ) -> None:
         self.name = name
         self._process = subprocess.Popen(
@@ -98,6 +103,7 @@ class Child:
             stdout=stdout,
             stderr=stderr,
             bufsize=0,
+            pass_fds=inherits,
             start_new_session=True,
         )
         self.stdout, self.stderr = self._process.stdout, self._process.stderr

@@ -1,6 +1,6 @@
 """The supervisor of the services that a job has started for itself on one machine.
 
-``python -m allfold_cluster.supervisor FOLDER LOCK LISTENER SERVICES`` is what
+``python -m allfold_cluster.supervisor FOLDER SERVICES LOCK LISTENER [SERVING]`` is what
 :mod:`allfold_cluster.job` starts, whose open files it inherits. It is no rank's child, and no
 signal of a terminal reaches it. It starts the services as its children, which die with it, and
 tells the ranks that connect when they are ready, and when one has ended. It ends some seconds after
@@ -17,10 +17,11 @@ import shutil
 import socket
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 from allfold_cluster import Cluster
 from allfold_cluster.http import NoAnswer
@@ -29,6 +30,7 @@ from allfold_cluster.job_folder import claiming
 from allfold_cluster.processes import Child, wait_for
 from allfold_cluster.signals import Interrupted, Interrupts
 from allfold_core.errors import AllfoldError, ServiceError
+from allfold_service.descriptors import allow_descriptors
 
 log = logging.getLogger("allfold_cluster.supervisor")
 
@@ -38,7 +40,8 @@ LINGER_SECONDS = 3.0
 _FIRST_SECONDS = 5.0
 # How often the orchestrator is asked who is left, once no rank of this machine is.
 _ASK_SECONDS = 1.0
-_START_TRIES = 3
+# Of its open files, beside two for each rank: for its services and their logs.
+_OTHER_FILES = 32
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -86,19 +89,48 @@ class _Signals(Interrupts):
         self.also()
 
 
+class _JobCluster(Cluster):
+    """A cluster whose orchestrator inherits the socket on which it listens."""
+
+    def __init__(self, serving: socket.socket | None, **options: Any) -> None:
+        super().__init__(**options)
+        self._serving = serving
+
+    def start_module(
+        self, name: str, command: Sequence[str], env: Mapping[str, str], output: int
+    ) -> Child:
+        """Let the orchestrator have the socket, once: where it has died, nobody listens."""
+        if self._serving is None or name != "orchestrator":
+            return super().start_module(name, command, env, output)
+        with self._serving as serving:
+            self._serving = None
+            number = serving.fileno()
+            whole = [sys.executable, "-P", "-m", *command, "--listen", f"fd://{number}"]
+            return Child(name, whole, env=env, stdout=output, stderr=output, inherits=[number])
+
+
 class Supervisor:
     """One job on one machine.
 
     Args:
         folder: of the services; it is removed in the end.
         listener: on which ranks connect.
+        serving: on which the orchestrator listens; ``None`` where it runs elsewhere.
     """
 
-    def __init__(self, folder: Path, listener: socket.socket, services: JobServices) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        listener: socket.socket,
+        services: JobServices,
+        serving: socket.socket | None,
+    ) -> None:
         self._folder = folder
         self._listener = listener
         self._services = services
+        self._serving = serving
         self._ranks: dict[int, Rank] = {}  # by each of its descriptors
+        self._most_files = allow_descriptors()
         self._has_come = False  # the first
         self._poll = select.poll()
         self._poll.register(listener, select.POLLIN)
@@ -112,7 +144,8 @@ class Supervisor:
             ending.callback(self._forget_all)
             try:
                 interrupts.also = self._raise_if_abandoned
-                cluster = ending.enter_context(self._started(interrupts))
+                cluster = ending.enter_context(self._cluster(interrupts))
+                self._start(cluster)
                 interrupts.also = lambda: None
                 record = self._record(cluster)
                 record.write()
@@ -131,43 +164,28 @@ class Supervisor:
 
     # --- starting
 
-    def _started(self, interrupts: Interrupts) -> Cluster:
-        for tries_left in reversed(range(_START_TRIES)):
-            cluster = self._cluster(interrupts)
-            try:
-                self._start(cluster)
-            except AllfoldError as error:
-                taken = cluster.orchestrator_ended and _is_taken(cluster.listen)
-                cluster.close()
-                if self._services.orchestrator or not (taken and tries_left):
-                    raise
-                log.warning("another process has taken %s: %s", cluster.listen, error)
-            except BaseException:
-                cluster.close()
-                raise
-            else:
-                return cluster
-        raise AssertionError("the last try returns or raises")
-
     def _cluster(self, interrupts: Interrupts) -> Cluster:
         services = self._services
-        local = services.orchestrator.rpartition("//")[2] or f"127.0.0.1:{_any_port()}"
-        return Cluster(
-            listen=local,
+        return _JobCluster(
+            self._serving,
+            listen=services.listen,
             address=lambda: f"{services.host}:0",
             interrupts=interrupts,
-            orchestrator_url="" if services.serves else services.orchestrator,
+            orchestrator_url=services.orchestrator,
             folder=self._folder,
         )
 
     def _start(self, cluster: Cluster) -> None:
-        """Start both at once: the agent tries again until the orchestrator answers."""
+        """Start both at once: the agent tries again until the orchestrator answers.
+
+        It need not have: the agent tells ranks what keeps it from that, and this would not.
+        """
         if self._services.serves:
             cluster.launch_orchestrator()
         cluster.launch_agent(self._services.node)
         if self._services.serves:
             cluster.await_orchestrator()
-        cluster.await_agent(self._services.node)
+        cluster.await_agent(self._services.node, registered=False)
 
     def _record(self, cluster: Cluster) -> JobRecord:
         return JobRecord(
@@ -227,11 +245,22 @@ class Supervisor:
             log.warning("a process of uid %d was refused", rank.uid)
             rank.close()
             return
+        if len(self._ranks) + _OTHER_FILES > self._most_files:
+            rank.tell(_news_of(self._full()))
+            rank.close()
+            return
         for descriptor in (connected.fileno(), rank.process):
             if descriptor >= 0:
                 self._ranks[descriptor] = rank
                 self._poll.register(descriptor, select.POLLIN)
         rank.tell(self._news)
+
+    def _full(self) -> ServiceError:
+        return ServiceError(
+            "the supervisor of this job's services takes no more ranks on this machine: each needs "
+            f"two of its open files, of which it has {len(self._ranks)} for ranks already and may "
+            f"have {self._most_files} in all; raise the hard limit (ulimit -Hn) of this job"
+        )
 
     def _forget(self, rank: Rank) -> None:
         for descriptor in (rank.connected.fileno(), rank.process):
@@ -259,9 +288,8 @@ class Supervisor:
                 while True:
                     self._accept()
             self._stop_listening()
-        news = json.dumps({"error": error.to_dict()}).encode()
         for rank in set(self._ranks.values()):
-            rank.tell(news)
+            rank.tell(_news_of(error))
 
     # --- the end
 
@@ -300,21 +328,8 @@ class Supervisor:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _any_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def _is_taken(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    with socket.socket() as probe:
-        try:
-            probe.bind((host, int(port)))
-        except OSError:
-            return True
-        return False
+def _news_of(error: AllfoldError) -> bytes:
+    return json.dumps({"error": error.to_dict()}).encode()
 
 
 def _others_alive(cluster: Cluster) -> bool:
@@ -327,19 +342,20 @@ def _others_alive(cluster: Cluster) -> bool:
 
 def main(arguments: list[str]) -> int:
     """Become the supervisor: its starter goes on as soon as this has left its process group."""
-    folder, lock, listener = Path(arguments[0]), int(arguments[1]), int(arguments[2])
+    services, inherited = JobServices.parse(arguments[1]), [*map(int, arguments[2:])]
     if os.fork():
         os._exit(0)
     os.setsid()
     os.umask(0o077)
-    for descriptor in (lock, listener):
+    for descriptor in inherited:
         os.set_inheritable(descriptor, False)
-    services = JobServices.parse(arguments[3])
     with suppress(OSError):  # where the kernel allows fewer by now
         os.sched_setaffinity(0, services.cores)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+    _lock, listener, *serving = inherited
     with socket.socket(fileno=listener) as listening:
-        Supervisor(folder, listening, services).run()
+        served = socket.socket(fileno=serving[0]) if serving else None
+        Supervisor(Path(arguments[0]), listening, services, served).run()
     return 0
 
 

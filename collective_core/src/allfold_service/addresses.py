@@ -121,6 +121,7 @@ def advertised(bound: tuple[str, int], host: str, orchestrator: str) -> str:
 
 
 _BACKLOG = 2048
+_INHERITED = re.compile(r"fd://([0-9]{1,7})")
 
 
 def split(address: str) -> tuple[str, int]:
@@ -140,16 +141,25 @@ def join(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def is_inherited(address: str) -> bool:
+    """Return True for ``fd://N``: a socket that this process has had from its beginning."""
+    return _INHERITED.fullmatch(address) is not None
+
+
 def bind(address: str, setting: str) -> socket.socket:
     """Return a listening socket for ``host:port``; port 0 takes any free port.
 
     Args:
+        address: or ``fd://N``, a bound socket that this process has inherited.
         setting: how the address is set, for the error: ``--data or ALLFOLD_AGENT_DATA_LISTEN``.
 
     Raises:
-        ServiceError: that is no address of this machine, or the port is in use.
+        ServiceError: that is no address of this machine, or the port is in use; or what was
+            inherited is no socket that can listen.
     """
     try:
+        if found := _INHERITED.fullmatch(address):
+            return _inherited(int(found[1]))
         return _listener(*split(address))
     except OSError as error:
         other_way = ", or end what listens there" if error.errno == errno.EADDRINUSE else ""
@@ -171,6 +181,17 @@ def _listener(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(place)
+        listener.listen(_BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _inherited(descriptor: int) -> socket.socket:
+    listener = socket.socket(fileno=descriptor)
+    try:
+        listener.set_inheritable(False)
         listener.listen(_BACKLOG)
     except OSError:
         listener.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import resource
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Generator
@@ -130,12 +129,6 @@ def write_ready_file(path: str | Path, content: str) -> None:
         draft.replace(whole)
     except OSError as error:
         raise InvalidArgument(f"cannot write the ready file {path}: {error}") from error
-
-
-def allow_descriptors() -> None:
-    """Raise the limit of open files as far as this process may: each connection is one."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def warn_if_open(credentials: Credentials, danger: str, *listeners: socket.socket) -> None:

@@ -11,13 +11,8 @@ from allfold_agent.control.app import make_app
 from allfold_agent.settings import AgentSettings
 from allfold_service import addresses
 from allfold_service.addresses import bind, bound
-from allfold_service.server import (
-    Server,
-    address_of,
-    allow_descriptors,
-    warn_if_open,
-    write_ready_file,
-)
+from allfold_service.descriptors import allow_descriptors
+from allfold_service.server import Server, address_of, warn_if_open, write_ready_file
 
 log = logging.getLogger("allfold_agent")
 

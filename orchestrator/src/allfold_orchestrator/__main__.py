@@ -13,6 +13,7 @@ from allfold_orchestrator.settings import Settings
 from allfold_orchestrator.store.redis_client import EMBEDDED
 from allfold_service import logs
 from allfold_service.addresses import bind
+from allfold_service.descriptors import allow_descriptors
 from allfold_service.settings import EXIT_FAILED, read
 
 log = logging.getLogger("allfold_orchestrator")
@@ -46,12 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _serve(settings: Settings, listener: socket.socket, ready_file: str | None) -> int:
     # Only now, because it takes most of a start: whoever asks for help need not wait for it.
     from allfold_orchestrator.http.app import create_app, make_server
-    from allfold_service.server import (
-        address_of,
-        allow_descriptors,
-        warn_if_open,
-        write_ready_file,
-    )
+    from allfold_service.server import address_of, warn_if_open, write_ready_file
 
     address, credentials = address_of(listener), settings.credentials
     app = create_app(settings)

@@ -12,7 +12,7 @@ from allfold_core.errors import InvalidArgument
 from allfold_orchestrator.membership.group_state import LinkSettings
 from allfold_orchestrator.store import redis_client
 from allfold_orchestrator.store.redis_client import EMBEDDED, read_password
-from allfold_service.addresses import split
+from allfold_service.addresses import is_inherited, split
 from allfold_service.credentials import Tokens, parse
 from allfold_service.settings import ServiceSettings, checked, variable
 
@@ -24,7 +24,7 @@ class Settings(ServiceSettings):
 
     listen: str = variable(
         "ALLFOLD_ORCHESTRATOR_LISTEN",
-        "host:port of the API; port 0 takes any free port",
+        "host:port of the API, where port 0 takes any free port; or fd://N, an inherited socket",
         default="127.0.0.1:7400",
     )
     redis_url: str = Field(
@@ -71,8 +71,7 @@ class Settings(ServiceSettings):
     @field_validator("listen")
     @classmethod
     def _is_address(cls, value: str) -> str:
-        host, _ = checked(split, value)
-        if not host:
+        if not (is_inherited(value) or checked(split, value)[0]):
             raise ValueError(f"must be host:port, got {value!r}")
         return value
 

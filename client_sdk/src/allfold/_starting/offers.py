@@ -21,7 +21,6 @@ from allfold._starting.surroundings import (
     LOOPBACK,
     Environment,
     address_towards,
-    free_port,
     is_loopback,
     is_of_this_machine,
     is_on_one_machine,
@@ -49,7 +48,7 @@ class ServicesOffer:
 
     Attributes:
         job: its name, the same on every machine.
-        orchestrator: its URL.
+        orchestrator: its URL; "" where another process of the machine has started it.
         token: of the job's own services; "" where ranks have one in their environment.
         machine: that of who has made the offer.
         host: the name of that.
@@ -116,14 +115,11 @@ def started_for_store(world_size: int, environment: Environment = os.environ) ->
     Raises:
         AgentUnreachable: they cannot be started here.
     """
-    url, token = environment.get("ALLFOLD_ORCHESTRATOR_URL", ""), ""
-    serves = not url
-    if serves:
-        host = _host_for_all(world_size, environment)
-        url = _url(host, free_port(host), environment)
-        token = secrets.token_urlsafe(24)
-    offer = ServicesOffer(secrets.token_hex(6), url, token, machine(), socket.gethostname())
-    return _joined(offer, environment, serves=serves)
+    job = secrets.token_hex(6)
+    if url := environment.get("ALLFOLD_ORCHESTRATOR_URL", ""):
+        return _joined(job, "", environment, orchestrator=url)
+    listen = join_address(_host_for_all(world_size, environment), 0)
+    return _joined(job, secrets.token_urlsafe(24), environment, listen=listen)
 
 
 def taken(offer: ServicesOffer, environment: Environment = os.environ) -> OwnServices:
@@ -132,14 +128,28 @@ def taken(offer: ServicesOffer, environment: Environment = os.environ) -> OwnSer
     Raises:
         AgentUnreachable: this machine does not reach them, or nothing can be started here.
     """
-    if offer.token and offer.machine != machine() and is_loopback(_host_of(offer.orchestrator)):
+    if offer.token and offer.machine != machine():
+        _check_is_for_others(offer, environment)
+    return _joined(offer.job, offer.token, environment, orchestrator=offer.orchestrator)
+
+
+def _check_is_for_others(offer: ServicesOffer, environment: Environment) -> None:
+    """Refuse services of another machine that this one does not reach."""
+    if is_loopback(_host_of(offer.orchestrator) or LOOPBACK):
         raise AgentUnreachable(
             f"this rank is on another machine ({socket.gethostname()}) than rank 0 ({offer.host}), "
             "which has started the job's services for its own machine alone. Set MASTER_ADDR on "
             "all ranks to an address of the machine of rank 0 that the others reach, or "
             "ALLFOLD_ORCHESTRATOR_URL to an orchestrator."
         )
-    return _joined(offer, environment, serves=False)
+    has_tls, here = offer.orchestrator.startswith("https:"), environment.get("ALLFOLD_TLS_DIR")
+    if has_tls != bool(here):
+        how = "with" if has_tls else "without"
+        raise AgentUnreachable(
+            f"rank 0 ({offer.host}) has started the job's services {how} TLS, but on this rank "
+            f"({socket.gethostname()}) ALLFOLD_TLS_DIR is {here or 'not set'}: set it for all "
+            "ranks, or for none"
+        )
 
 
 def started_alone(
@@ -157,15 +167,15 @@ def started_alone(
     # Where no launcher names the run, a single rank is one, whatever else its parent has started.
     is_single = world_size == 1 and not grows
     job = run_name(environment, f"{parent_process()} {os.getpid() if is_single else ''}")
-    url, serves, own = environment.get("ALLFOLD_ORCHESTRATOR_URL", ""), False, ""
-    if not url and _are_apart(environment, world_size):
-        host, port = _meeting_place(environment)
-        url = _url(host, port, environment)
-        serves = is_of_this_machine(host)
-    elif not url:
-        serves, own = True, _token(environment) or secrets.token_urlsafe(24)
-    offer = ServicesOffer(job, url, own, machine(), socket.gethostname())
-    return _joined(offer, environment, serves=serves)
+    if url := environment.get("ALLFOLD_ORCHESTRATOR_URL", ""):
+        return _joined(job, "", environment, orchestrator=url)
+    if not _are_apart(environment, world_size):
+        return _joined(job, _token(environment) or secrets.token_urlsafe(24), environment)
+    host, port = _meeting_place(environment)
+    address = join_address(host, port)
+    if is_of_this_machine(host):
+        return _joined(job, "", environment, listen=address)
+    return _joined(job, "", environment, orchestrator=_url(address, environment))
 
 
 def _are_apart(environment: Environment, world_size: int) -> bool:
@@ -214,17 +224,33 @@ def _host_for_all(world_size: int, environment: Environment) -> str:
     return address_towards(address, "MASTER_ADDR")
 
 
-def _joined(offer: ServicesOffer, environment: Environment, *, serves: bool) -> OwnServices:
-    _check_installed(serves)
-    host = LOOPBACK
-    if offer.orchestrator:
-        there = resolved(_host_of(offer.orchestrator), "the host of ALLFOLD_ORCHESTRATOR_URL")
-        host = LOOPBACK if is_loopback(there) else address_towards(there, "the orchestrator")
-    services = JobServices(offer.job, node_name(), host, offer.orchestrator, serves)
-    return OwnServices(offer, join(services, offer.token or _token(environment)))
+def _joined(
+    job: str,
+    token: str,
+    environment: Environment,
+    *,
+    orchestrator: str = "",
+    listen: str = f"{LOOPBACK}:0",
+) -> OwnServices:
+    """Come to the services of this machine.
+
+    Args:
+        token: that of the job, if it has one of its own.
+        orchestrator: the URL of one that runs elsewhere.
+        listen: the address of one on this machine, where none runs elsewhere.
+    """
+    _check_installed(serves=not orchestrator)
+    there = _host_of(orchestrator or listen)
+    address = resolved(there, "the host of ALLFOLD_ORCHESTRATOR_URL")
+    host = LOOPBACK if is_loopback(address) else address_towards(address, "the orchestrator")
+    services = JobServices(job, node_name(), host, orchestrator, listen)
+    lifeline = join(services, token or _token(environment))
+    is_known = not lifeline.listen.endswith(":0")
+    url = orchestrator or (_url(lifeline.listen, environment) if is_known else "")
+    return OwnServices(ServicesOffer(job, url, token, machine(), socket.gethostname()), lifeline)
 
 
-def _check_installed(serves: bool) -> None:
+def _check_installed(*, serves: bool) -> None:
     needed = {"allfold-agent": "allfold_agent"}
     if serves:
         needed["allfold-orchestrator"] = "allfold_orchestrator"
@@ -243,9 +269,8 @@ def _token(environment: Environment) -> str:
     ).sent
 
 
-def _url(host: str, port: int, environment: Environment) -> str:
-    has_tls = bool(environment.get("ALLFOLD_TLS_DIR"))
-    return service_url(join_address(host, port), has_tls=has_tls)
+def _url(address: str, environment: Environment) -> str:
+    return service_url(address, has_tls=bool(environment.get("ALLFOLD_TLS_DIR")))
 
 
 def _host_of(url: str) -> str:

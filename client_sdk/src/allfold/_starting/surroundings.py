@@ -183,15 +183,6 @@ def address_towards(address: str, what: str) -> str:
         ) from error
 
 
-def free_port(address: str) -> int:
-    """Return a port of this machine on which nobody listens now."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.bind((address, 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def machine() -> str:
     """Return what tells machines apart, and containers with a loopback of their own."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
