@@ -27,12 +27,10 @@ class LinkModel:
     shared_cores: int = 0
 
 
-LOOPBACK = LinkModel(latency=120e-6, seconds_per_byte=1 / 8e9)
+LOOPBACK = LinkModel(latency=120e-6, seconds_per_byte=1 / 2e9)
 """The links between nodes of one machine. No wire is in them: what a measurement shows is how busy
 the machine was at that moment, from 0.1 to 8 GB/s on the same one. These are those of a quiet
-machine of two cores, whose agents read long payloads from shared memory; α has 100 µs of the agents
-in it. With 2 GB/s a reduce of 4 or 16 MiB between four nodes went the slower way: 6.2 ms instead of
-3.6, 11.5 instead of 7.1."""
+machine of two cores; α has 100 µs of the agents in it."""
 
 
 class SlowLink(NamedTuple):

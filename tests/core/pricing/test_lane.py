@@ -18,7 +18,7 @@ from allfold_core.pricing.lane import (
 )
 from allfold_core.short_lane.choice import LaneRules
 from allfold_core.short_lane.page import SLOT_BYTES
-from allfold_core.topology import Layout, LinkModel, Member, SlowLink
+from allfold_core.topology import LOOPBACK, Layout, LinkModel, Member, SlowLink
 
 GIGABIT = LinkModel(seconds_per_byte=8e-9)
 
@@ -46,6 +46,13 @@ def test_nodes_that_share_cores_have_the_lane_as_its_messages_pass_through_fewer
     for nodes in (2, 8, 12):
         assert Kind.ALL_REDUCE in lane_rules(plan(nodes, LinkModel(shared_cores=2))).most_bytes
     assert not lane_rules(plan(40, LinkModel(shared_cores=2))).most_bytes
+
+
+def test_between_a_few_nodes_of_one_machine_everything_goes_by_the_lane_that_it_takes() -> None:
+    for nodes in (2, 3, 4):
+        rules = lane_rules(plan(nodes, replace(LOOPBACK, shared_cores=2)))
+        assert rules == LaneRules(dict.fromkeys(rules.most_bytes, LONGEST_BYTES))
+        assert rules.most_bytes.keys() == set(Kind)
 
 
 def test_a_group_without_nodes_has_rules_too() -> None:
