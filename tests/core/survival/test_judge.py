@@ -19,6 +19,7 @@ BEFORE = Epoch(Stamp(0, 0, 0), 0, tuple(Seat(f"s{n}", "aabc"[n]) for n in range(
 NOW = Epoch(Stamp(0, 1, 0), 1, BEFORE.seats[1:], "{}")
 SEQ = 7
 LATE = Doubt(SEQ, Reason.DEADLINE, 1.5)
+DIFFERS = Doubt(SEQ, Reason.MISMATCH)
 
 
 def all_reduce(*shape: int) -> Call:
@@ -53,32 +54,42 @@ def test_calls_that_fit_together_and_that_nobody_doubts_are_no_error() -> None:
     assert judge(NOW, reports({"s1": all_reduce(4), "s2": all_reduce(4)})) is None
 
 
-def test_a_mismatch_is_an_error_whether_the_op_is_doubted_or_not() -> None:
+def test_a_mismatch_is_an_error_whatever_the_op_is_doubted_for() -> None:
     said = reports({"s1": all_reduce(4), "s2": all_reduce(5)})
-    for doubt in (None, LATE, Doubt(SEQ, Reason.FAILED, 0.0, packed(GpuFailed("x")))):
+    for doubt in (DIFFERS, LATE, Doubt(SEQ, Reason.FAILED, 0.0, packed(GpuFailed("x")))):
         error = judge(NOW, said, doubt)
         assert isinstance(error, MismatchError)
         assert "rank 1 (node b) called all_reduce(sum, float32[5])" in error.message
         assert error.details["odd_ranks"] == [1]
 
 
+def test_where_nobody_doubts_the_op_nobody_is_called_odd_before_all_have_called() -> None:
+    """Of two calls that differ it could not be said which of them is."""
+    three = Epoch(BEFORE.stamp, 0, BEFORE.seats[:3])
+    calls = {"s0": all_reduce(4), "s1": all_reduce(5)}
+    assert judge(three, reports(calls)) is None
+    error = judge(three, reports(calls | {"s2": all_reduce(5)}))
+    assert isinstance(error, MismatchError)
+    assert error.details["odd_ranks"] == [0]
+
+
 def test_a_doubt_that_the_calls_do_not_confirm_is_no_error() -> None:
     said = reports({"s1": all_reduce(4), "s2": all_reduce(4)})
-    assert judge(NOW, said, Doubt(SEQ, Reason.MISMATCH)) is None
+    assert judge(NOW, said, DIFFERS) is None
     assert judge(NOW, said, Doubt(SEQ, Reason.STALE)) is None
 
 
 def test_the_call_of_a_rank_that_is_not_in_the_epoch_is_no_mismatch() -> None:
     said = reports({"s0": all_reduce(9), "s1": all_reduce(4), "s2": all_reduce(4)})
-    assert judge(NOW, said) is None
-    assert isinstance(judge(BEFORE, said), MismatchError)
+    assert judge(NOW, said, DIFFERS) is None
+    assert isinstance(judge(BEFORE, said, DIFFERS), MismatchError)
 
 
 def test_a_root_is_the_same_whatever_number_the_caller_knew_it_by() -> None:
     same = {"s1": broadcast(2, "s2", view=0), "s2": broadcast(1, "s2", view=1)}
-    assert judge(NOW, reports(same)) is None
+    assert judge(NOW, reports(same), DIFFERS) is None
     other = {"s1": broadcast(1, "s1", view=0), "s2": broadcast(1, "s2", view=1)}
-    error = judge(NOW, reports(other))
+    error = judge(NOW, reports(other), DIFFERS)
     assert isinstance(error, MismatchError)
     assert "rank 1 (node b) called broadcast(float32[4], root=1)" in error.message
     assert error.message.count("root=0") == 1
@@ -86,7 +97,7 @@ def test_a_root_is_the_same_whatever_number_the_caller_knew_it_by() -> None:
 
 def test_a_root_that_is_gone_has_no_number() -> None:
     calls = {"s1": broadcast(0, "s0", view=0), "s2": broadcast(0, "s1", view=1)}
-    error = judge(NOW, reports(calls))
+    error = judge(NOW, reports(calls), DIFFERS)
     assert isinstance(error, MismatchError)
     assert "root=-1" in error.message
 

@@ -168,8 +168,9 @@ def judge_calls(
 ) -> AllfoldError | None:
     """Return the error of an op that cannot go on; ``None`` where it may.
 
-    Calls that do not fit together are an error whether anybody doubts the op or not. With its first
-    two arguments bound, this is a ``Judge`` of :mod:`allfold_core.survival.decision`.
+    Calls that do not fit together are an error whether anybody doubts the op or not; but as long as
+    nobody does, all ranks are waited for, since it takes most of them to tell who is odd. With its
+    first two arguments bound, this is a ``Judge`` of :mod:`allfold_core.survival.decision`.
 
     Args:
         group: its name.
@@ -178,6 +179,8 @@ def judge_calls(
     """
     evidence = gather_evidence(seq, epoch, reports)
     nodes = tuple(seat.node for seat in epoch.seats)
+    if doubt is None and len(evidence.arrivals) < len(nodes):
+        return None  # the first frames of calls that differ bring a doubt, and the others are heard
     mismatch = judge_mismatch(group, nodes, evidence)
     if mismatch is not None or doubt is None:
         return mismatch
