@@ -241,7 +241,7 @@ def test_with_a_certificate_all_services_of_a_job_speak_tls(home: Home) -> None:
         started = [ending.enter_context(each) for each in ranks(home, [x | own for x in BY_HAND])]
         for each in started:
             each.await_text(RIGHT)
-        shown = status(home, **own)
+        shown = status(home, variables=own)
         assert re.search(r"default +│ ready", shown), shown
         assert "https://127.0.0.1" in shown, "the control port of the agent"
         refused = status(home, code=3)
@@ -262,10 +262,12 @@ def test_a_folder_without_a_certificate_is_named_at_once(home: Home) -> None:
     assert_nothing_is_left(home)
 
 
-def status(home: Home, *options: str, code: int = 0, **variables: str) -> str:
+def status(
+    home: Home, *options: str, code: int = 0, variables: Mapping[str, str] | None = None
+) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "allfold.cli", "status", *options],
-        env=home.environment() | {"COLUMNS": "200"} | variables,
+        env=home.environment() | {"COLUMNS": "200"} | dict(variables or {}),
         capture_output=True,
         text=True,
         timeout=60,
