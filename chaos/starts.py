@@ -1,8 +1,9 @@
-"""Ends jobs that started their own services in ten ways, and reports the errors and the leftovers.
+"""Ends jobs that started their own services in many ways, and reports the errors and the leftovers.
 
-python -m chaos.starts --jobs 100 --at-once 20
+python -m chaos.starts --jobs 110 --at-once 22
 
-All are torchrun's, of one user whose folder for services they share; each way comes in turn.
+All are torchrun's, of one user whose folder for services they share; each way comes in turn. Ranks
+that end in order first look at what they still have: descriptors and shared memory of before.
 """
 
 from __future__ import annotations
@@ -32,36 +33,58 @@ T = TypeVar("T")
 
 GONE_SECONDS = 10.0
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-_READY_SECONDS, _END_SECONDS = 180.0, 120.0
+_READY_SECONDS, _END_SECONDS = 180.0, 300.0
 _LOOK_SECONDS = 0.1
 _RANKS = 2
 _CODE = re.compile(r"\[AF\d{3} \w+\]")
 _OF_LAUNCHER = re.compile(r"SIG[A-Z]+|exitcode: -?\d+|Signal \d+")
 
-SCRIPT = """
-import os, sys, time, torch, torch.distributed as dist
-way, stop = sys.argv[1:]
-dist.init_process_group("allfold")
-ready = 0
-while True:
-    tensor = torch.tensor([float(os.path.exists(stop)), 1.0])
-    dist.all_reduce(tensor)
-    assert tensor[1] == 2, tensor
-    if not ready:
-        ready = os.write(1, b"ready\\n")
-    if way == "exception" and dist.get_rank() == 1:
-        raise RuntimeError("this rank fails")
-    if tensor[0] or way == "exit":
-        break
-    time.sleep(0.05)
-dist.destroy_process_group()
+HELD = """
+import os, re
+from collections import Counter
+from contextlib import suppress
+
+def held():
+    what = [line.split(None, 5)[5] for line in open("/proc/self/maps") if "/memfd:" in line]
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # that of the folder itself
+            what.append(os.readlink(f"/proc/self/fd/{number}"))
+    return Counter(re.sub(r":\\[.*|\\n", "", each) for each in what)
 """
+"""A function that counts the descriptors and the shared memory of its process, by their kind."""
+
+SCRIPT = (
+    HELD
+    + """
+import sys, time, torch, torch.distributed as dist
+way, stop, times = sys.argv[1], sys.argv[2], int(sys.argv[3])
+ready, before = 0, held()
+for _ in range(times):
+    dist.init_process_group("allfold")
+    while True:
+        tensor = torch.tensor([float(os.path.exists(stop)), 1.0])
+        dist.all_reduce(tensor)
+        assert tensor[1] == 2, tensor
+        if not ready:
+            ready = os.write(1, b"ready\\n")
+        if way == "exception" and dist.get_rank() == 1:
+            raise RuntimeError("this rank fails")
+        if tensor[0] or way in ("exit", "again"):
+            break
+        time.sleep(0.05)
+    dist.destroy_process_group()
+    kept = held() - before
+    assert not kept, f"a rank that has left still has {dict(kept)}"
+"""
+)
 
 
 class Way(Enum):
     """How a job is ended."""
 
     EXIT = "exit"
+    AGAIN = "again"
+    """Each rank opens and leaves ten jobs after one another."""
     EXCEPTION = "exception"
     SIGINT = "SIGINT of the launcher"
     SIGTERM = "SIGTERM of the launcher"
@@ -74,7 +97,8 @@ class Way(Enum):
 
 
 # A job goes on without its orchestrator, and ranks whose launcher is killed may go on, too.
-_GOES_ON = (Way.EXIT, Way.ORCHESTRATOR)
+_GOES_ON = (Way.EXIT, Way.AGAIN, Way.ORCHESTRATOR)
+_TIMES = 10
 
 
 @dataclass(frozen=True)
@@ -110,7 +134,8 @@ def run_job(home: Home, way: Way) -> Ended:
             mount = f'mkdir {full} && mount -t tmpfs -o size=64k none {full} && exec "$@"'
             before = ["unshare", "--mount", "sh", "-c", mount, "sh"]
             env["XDG_RUNTIME_DIR"] = str(full)
-        command = [*before, *TORCHRUN, str(script), way.value, str(stop)]
+        times = str(_TIMES if way is Way.AGAIN else 1)
+        command = [*before, *TORCHRUN, str(script), way.value, str(stop), times]
         with log.open("wb") as out:
             launcher = Child("job", command, env=env, stdout=out, stderr=subprocess.STDOUT)
         try:
@@ -181,8 +206,8 @@ def _counted(what: Counter[str]) -> str:
 def main() -> None:
     """Run what the options say; status 1 if anything was left, or a failure had no name."""
     parser = ArgumentParser(prog="python -m chaos.starts", description=__doc__)
-    parser.add_argument("--jobs", type=int, default=100, help="one after the other [%(default)s]")
-    parser.add_argument("--at-once", type=int, default=20, help="[%(default)s]")
+    parser.add_argument("--jobs", type=int, default=110, help="one after the other [%(default)s]")
+    parser.add_argument("--at-once", type=int, default=22, help="[%(default)s]")
     chosen = parser.parse_args()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs must not ignore it
     wrong: list[str] = []

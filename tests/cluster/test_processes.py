@@ -17,8 +17,9 @@ SLEEP = "import time; time.sleep(600)"
 IGNORE_SIGTERM = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready');"
 
 
-def python(code: str, **streams: int) -> Child:
-    return Child("child", [sys.executable, "-uc", code], env=os.environ, **streams)
+def python(code: str, *, stdout: int | None = None, stderr: int | None = None) -> Child:
+    command = [sys.executable, "-uc", code]
+    return Child("child", command, env=os.environ, stdout=stdout, stderr=stderr)
 
 
 def alive(pid: int) -> bool:

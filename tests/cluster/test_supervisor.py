@@ -18,6 +18,7 @@ import pytest
 from allfold_cluster.job import JobServices, join, running_jobs
 from allfold_core.errors import AgentUnreachable, ServiceError
 from chaos.home import Home
+from tests.support.descriptors import descriptors
 from tests.support.processes.job_rank import JobRank
 from tests.support.tiers import long
 from tests.support.waiting import wait_until
@@ -155,12 +156,16 @@ def limited(limit: str) -> list[str]:
 def test_ranks_are_not_limited_by_the_soft_limit_of_open_files_of_the_one_that_came_first(
     home: Home,
 ) -> None:
-    with JobRank(home, ONE, *limited("-Sn 64")) as first, ExitStack() as leaving:
-        agent = first.agent()
-        others = [join(ONE, "") for _ in range(64)]
-        for each in others:
-            leaving.callback(each.close)
-            assert each.await_ready(monotonic() + GONE_SECONDS) == str(agent)
+    with JobRank(home, ONE, *limited("-Sn 64")) as first:
+        agent, supervisor = first.agent(), the_one(home.supervisors)
+        before = descriptors(supervisor)
+        with ExitStack() as leaving:
+            others = [join(ONE, "") for _ in range(64)]
+            for each in others:
+                leaving.callback(each.close)
+                assert each.await_ready(monotonic() + GONE_SECONDS) == str(agent)
+            assert descriptors(supervisor) == before + 2 * 64
+        wait_until(lambda: descriptors(supervisor) == before, "it keeps nothing of who has left")
 
 
 @pytest.mark.usefixtures("at_home")

@@ -21,6 +21,7 @@ from allfold_cluster.network.links import address, connected
 from allfold_cluster.network.namespaces import Namespaces, entered
 from allfold_cluster.processes import Child, stop_all, wait_for
 from chaos.home import Home
+from chaos.starts import HELD
 from tests.support.credentials import certificates
 from tests.support.require import required
 from tests.support.tiers import long
@@ -261,7 +262,7 @@ def test_with_a_certificate_all_services_of_a_job_speak_tls(home: Home) -> None:
         started = [ending.enter_context(each) for each in ranks(home, [x | own for x in BY_HAND])]
         for each in started:
             each.await_text(RIGHT)
-        shown = said(home, "status", **own)
+        shown = said(home, "status", variables=own)
         assert re.search(r"default +│ ready", shown), shown
         assert "https://127.0.0.1" in shown, "the control port of the agent"
         refused = said(home, "status", code=3)
@@ -282,11 +283,13 @@ def test_a_folder_without_a_certificate_is_named_at_once(home: Home) -> None:
     assert_nothing_is_left(home)
 
 
-def said(home: Home, *arguments: str, code: int = 0, **variables: str) -> str:
+def said(
+    home: Home, *arguments: str, code: int = 0, variables: Mapping[str, str] | None = None
+) -> str:
     """Return what a command writes."""
     done = subprocess.run(
         [sys.executable, "-m", "allfold.cli", *arguments],
-        env=home.environment() | {"COLUMNS": "200"} | variables,
+        env=home.environment() | {"COLUMNS": "200"} | dict(variables or {}),
         capture_output=True,
         text=True,
         timeout=60,
@@ -397,6 +400,41 @@ def test_never_means_that_nothing_is_started(home: Home) -> None:
         text = rank.finish(status=1)
     assert "AF402 AgentUnreachable" in text
     assert not (home.folder / "allfold").exists()
+
+
+# --- one process, several jobs
+
+
+IN_TORCH = """
+import torch, torch.distributed as dist
+before = held()
+for _ in range(3):
+    dist.init_process_group("allfold", store=dist.HashStore(), rank=0, world_size=1)
+    for size in (3, 1 << 20):
+        dist.all_reduce(torch.ones(size))
+    dist.destroy_process_group()
+    assert held() == before, held() - before
+"""
+
+WITHOUT_TORCH = """
+import allfold, numpy as np
+before = held()
+for _ in range(3):
+    group = allfold.init(rank=0, world_size=1)
+    for size in (3, 1 << 20):
+        allfold.all_reduce(np.ones(size))
+    allfold.shutdown()
+    assert held() == before, held() - before
+"""
+
+
+@pytest.mark.parametrize("code", [IN_TORCH, long(WITHOUT_TORCH)], ids=["torch", "without torch"])
+def test_a_process_that_has_left_its_jobs_keeps_no_descriptor_and_no_memory_of_them(
+    home: Home, code: str
+) -> None:
+    with Launched(home, [sys.executable, script(home, HELD + code)]) as process:
+        process.finish()
+    assert_nothing_is_left(home)
 
 
 # --- two machines

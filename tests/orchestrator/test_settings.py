@@ -68,10 +68,12 @@ def test_values_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> No
     assert settings.links == LinkSettings(None, 1e9)
 
 
-def test_it_may_listen_on_a_socket_that_it_inherits() -> None:
-    assert Settings(ALLFOLD_ORCHESTRATOR_LISTEN="fd://3").listen == "fd://3"
+def test_it_may_listen_on_a_socket_that_it_inherits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALLFOLD_ORCHESTRATOR_LISTEN", "fd://3")
+    assert Settings().listen == "fd://3"
+    monkeypatch.setenv("ALLFOLD_ORCHESTRATOR_LISTEN", "fd://")
     with pytest.raises(ValidationError, match="must be host:port, got 'fd://'"):
-        Settings(ALLFOLD_ORCHESTRATOR_LISTEN="fd://")
+        Settings()
 
 
 def test_an_empty_token_is_no_token(monkeypatch: pytest.MonkeyPatch) -> None:

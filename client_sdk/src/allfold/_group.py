@@ -221,7 +221,7 @@ class Group(Collectives):
         try:
             self.membership.give_up(parting)
         finally:
-            self._on_left(self)
+            self._has_left()
 
     def depart(self, parting: Parting) -> None:
         """Leave for another group: whatever is in flight, and without waiting for an answer."""
@@ -244,7 +244,12 @@ class Group(Collectives):
                     "outcome is not known"
                 )
             )
-            self._on_left(self)
+            self._has_left()
+
+    def _has_left(self) -> None:
+        """Let go of the memory shared with the agent, however long the program keeps this group."""
+        self._prepared.clear()
+        self._on_left(self)
 
     @property
     def should_leave(self) -> bool:

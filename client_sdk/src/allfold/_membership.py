@@ -141,6 +141,7 @@ class RankMembership:
             self._warn_of_no_answer(f"none came within {seconds:g} s")
         finally:
             self._connection.requests.ignore(self.number)
+            self.epochs.lanes.close()
 
     def _warn_of_no_answer(self, reason: str) -> None:
         log.warning("left group '%s' without an answer of the agent: %s", self.view.group, reason)

@@ -47,6 +47,12 @@ class Lanes:
         used = {each: old for each, old in self._by_epoch.items() if old.open_ops()}
         self._by_epoch = {**used, epoch: lane}
 
+    def close(self) -> None:
+        """Let go of the pages: this rank has left."""
+        lanes, self._by_epoch = self._by_epoch, {}
+        for each in lanes.values():
+            each.close()
+
     def of(self, epoch: int) -> RankLane | None:
         """Return the lane of an epoch; ``None`` if that has none."""
         return self._by_epoch.get(epoch)

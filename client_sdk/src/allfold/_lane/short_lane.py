@@ -154,8 +154,7 @@ class RankLane:
 
         Returns the op, if it was posted.
         """
-        op = self.posted(seq)
-        if op is None:
+        if (op := self.posted(seq)) is None:
             if self._open.pop(seq, None) is not None:
                 self._in_slot[seq % len(self._in_slot)] = None
                 self._next = seq
@@ -172,6 +171,11 @@ class RankLane:
         words = self._words
         if words[self._waiting[0]] and all(words[each] > seq for each in self._locals[slot]):
             self.page.wake_agent()
+
+    def close(self) -> None:
+        """Post nothing any more; let go of the ops that are done, which keep this and the page."""
+        self._last_misfit = 1 << 63  # before: what is called meanwhile would find free slots
+        self._in_slot = [op if op and not op.done else None for op in self._in_slot]
 
     # Finishing
 
@@ -217,8 +221,7 @@ class RankLane:
             return condition()
         deadline = monotonic() + seconds
         while not op.done and not condition():
-            left = deadline - monotonic()
-            if left <= 0:
+            if (left := deadline - monotonic()) <= 0:
                 return False
             self._advance(op, condition, min(left, LONGEST_ASK_SECONDS))
         return condition()
@@ -277,11 +280,9 @@ class RankLane:
                 self.connection.wait_until(lambda: op.done, _GLANCE_SECONDS)
             return
         word, posted = missing
-
-        def is_missing(value: int) -> bool:
-            return value != posted and self._words[FIRST] <= op.seq
-
-        self._turn.block(word, is_missing, _GLANCE_SECONDS)
+        self._turn.block(
+            word, lambda is_: is_ != posted and self._words[FIRST] <= op.seq, _GLANCE_SECONDS
+        )
 
     def _missing_post(self, last: LaneOp) -> tuple[int, int] | None:
         """Return the word of the first post that is missing, and what it will be."""
@@ -374,8 +375,7 @@ class RankLane:
     def settle(self, outcome: Outcome, error: Any) -> bool:
         """Take the outcome of an op that the agent has taken over; return False if it is none."""
         with self._finishing:
-            op = self._open.get(outcome.seq)
-            if op is None:
+            if (op := self._open.get(outcome.seq)) is None:
                 return False
             op.epoch, op.participants = outcome.epoch, outcome.participants
             op.boundary, op.error = outcome.boundary, error
