@@ -23,6 +23,7 @@ from allfold_core.schema import (
     Rank,
 )
 from allfold_core.topology import LinkModel
+from allfold_core.traffic import TrafficClass
 from allfold_service.answers import SCHEMA, Answer, Shown
 
 STRATEGY_PATTERN = f"^{SPELLING}$"
@@ -205,6 +206,11 @@ class JoinGroup(Request):
         default=60.0,
         description="How long ops wait for ranks to join below min_world; the first rank's counts.",
     )
+    traffic: TrafficClass = Field(
+        default="normal",
+        description="What its bytes give way to between machines: those of background groups to "
+        "all others, those of normal ones to high ones.",
+    )
     key: str = Field(
         default="",
         pattern=KEY_DIGEST_PATTERN,
@@ -348,6 +354,7 @@ class GroupView(Shown):
     on_loss: OnLoss | None
     min_world: int | None
     max_world: int | None
+    traffic: TrafficClass | None
     present: list[RankPlace]
     missing: list[int]
     refused: str = Field(
