@@ -17,8 +17,8 @@ from allfold_core.dtypes import Wire
 from allfold_core.errors import InvalidArgument
 from allfold_core.operations import AUTO
 from allfold_core.protocol.rank_messages import LONGEST_TIMEOUT
+from allfold_core.protocol.traffic import TrafficClass
 from allfold_core.schedules.registry import parse_overrides
-from allfold_core.traffic import TrafficClass
 
 LONGEST_KEY = 1024
 KEY_DIGEST_PATTERN = r"^([0-9a-f]{64})?$"

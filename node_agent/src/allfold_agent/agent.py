@@ -46,6 +46,7 @@ from allfold_agent.runtime.threads import WorkerPool
 from allfold_agent.settings import AgentSettings
 from allfold_agent.tensors.offers import Offers
 from allfold_agent.traffic.pacer import Pacer
+from allfold_agent.traffic.rates import ZoneBytes
 from allfold_core.incident import Incident
 from allfold_core.protocol.peer_link import GroupMessage
 from allfold_core.survival.suspicion import SuspicionKind
@@ -90,6 +91,7 @@ class NodeAgent:
         self.gpus = Gpus(settings.gpu == "auto", self._poller)
         self.device_type = settings.device_type or ("cuda" if self.gpus.names else "cpu")
         self.retention = ResultShares(settings.retain_bytes)
+        self.zone_bytes = ZoneBytes()
         self.pacer = Pacer(settings.name, settings.zone, settings.limit, self._edge_reactor.later)
         peers = PeerConnections(self.transport, self.registry)
         self._resources = self._node_resources(peers)
@@ -164,7 +166,12 @@ class NodeAgent:
 
     def _make_control_link(self) -> ControlLink:
         listener = NodeListener(
-            self.terms, self.monitor, self.registry.all, self._end_life, self.draining
+            self.terms,
+            self.monitor,
+            self.registry.all,
+            self._end_life,
+            self.draining,
+            self.pacer.take,
         )
         return ControlLink(
             self._orchestrator, self.registration, listener, self.settings.credentials

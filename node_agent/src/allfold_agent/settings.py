@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import ValidationInfo, field_validator
 
 from allfold_core.protocol.rank_messages import default_socket
-from allfold_core.traffic import NO_LIMIT, parse_rate
+from allfold_core.protocol.traffic import NO_LIMIT, parse_rate
 from allfold_service import addresses
 from allfold_service.addresses import service_url, split
 from allfold_service.settings import ServiceSettings, checked, variable

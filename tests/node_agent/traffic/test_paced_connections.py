@@ -18,8 +18,8 @@ from allfold_agent.traffic.line import Sender, TcpLine
 from allfold_agent.traffic.pacer import Pacer
 from allfold_agent.traffic.rates import CHUNK_SECONDS
 from allfold_core.protocol.frames import HEADER_SIZE
+from allfold_core.protocol.traffic import Cap, TrafficClass, level_of
 from allfold_core.schedules.schedule import Send, Slice
-from allfold_core.traffic import Cap, TrafficClass, level_of
 from tests.node_agent.edges.edge_ends import CHUNK, FINGERPRINT, NUMEL, STAMP, Side
 from tests.node_agent.groups.lane_ends import End
 from tests.node_agent.in_lane import in_thread

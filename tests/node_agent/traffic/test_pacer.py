@@ -10,8 +10,8 @@ from itertools import islice
 import pytest
 
 from allfold_agent.traffic.pacer import FLOOR, FLOOR_BYTES, QUIET_SECONDS, Flow, LineState, Pacer
-from allfold_agent.traffic.rates import CHUNK_SECONDS, Bucket, RateMeter
-from allfold_core.traffic import LEAST_RATE, Cap
+from allfold_agent.traffic.rates import CHUNK_SECONDS, Bucket, RateMeter, ZoneBytes
+from allfold_core.protocol.traffic import LEAST_RATE, Cap
 from tests.support.waiting import never
 
 HIGH, NORMAL, BACKGROUND = 0, 1, 2
@@ -341,3 +341,11 @@ def test_a_burst_on_a_line_that_is_shared_does_not_change_its_rate() -> None:
     node.lines[background].rate = 100 * RATE
     node.sums(2.0, background)
     assert background.meter.rate == RATE
+
+
+def test_bytes_by_zone_grow_whatever_becomes_of_the_edges_that_have_counted_them() -> None:
+    zones = ZoneBytes()
+    assert zones.add({("g", "b", "far"): 5, ("g", "c", "near"): 1}) == {"far": 5, "near": 1}
+    assert zones.add({("g", "b", "far"): 7, ("h", "b", "far"): 2}) == {"far": 9, "near": 1}
+    assert zones.add({("g", "b", "far"): 3}) == {"far": 12, "near": 1}  # it has begun anew
+    assert zones.add({}) == {"far": 12, "near": 1}

@@ -28,6 +28,7 @@ from allfold_core.operations import Kind
 from allfold_core.plan import Plan
 from allfold_core.pricing.choose import choose
 from allfold_core.protocol.rank_messages import OpMessage, check_timeout
+from allfold_core.protocol.traffic import level_of
 from allfold_core.survival import records
 from allfold_core.survival.admission import OTHERS
 from allfold_core.survival.judge import unpacked
@@ -35,7 +36,6 @@ from allfold_core.survival.plans import plan_of
 from allfold_core.survival.records import Stamp
 from allfold_core.survival.reports import Call
 from allfold_core.topology import Member
-from allfold_core.traffic import level_of
 
 FetchResult = Callable[
     [Sequence[str], ResultRequest, memoryview, Callable[[], bool], Callable[[], float]], bool

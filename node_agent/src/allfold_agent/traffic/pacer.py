@@ -23,7 +23,7 @@ from typing import NamedTuple, Protocol
 
 from allfold_agent.runtime.locks import make_lock
 from allfold_agent.traffic.rates import CHUNK_SECONDS, UNKNOWN_RATE, Bucket, RateMeter
-from allfold_core.traffic import LEVELS, Cap
+from allfold_core.protocol.traffic import LEVELS, Cap
 
 FLOOR = 0.05
 """The part of a line that a class has at least while others have bytes for it."""

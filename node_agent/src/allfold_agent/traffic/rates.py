@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
 CHUNK_SECONDS = 0.02
 """What goes at once, at most: as much as a line or a cap carries in this time."""
 
@@ -42,6 +46,26 @@ class Bucket:
     def seconds_to(self, nbytes: float) -> float:
         """Return how long it takes until there are so many, also if it never holds them at once."""
         return max(0.0, (nbytes - self.level) / self.rate)
+
+
+class ZoneBytes:
+    """Adds up, by zone, what counters have counted that begin anew or go when their edge does."""
+
+    def __init__(self) -> None:
+        self._total: Counter[str] = Counter()
+        self._before: Mapping[tuple[Any, ...], int] = {}
+
+    def add(self, counted: Mapping[tuple[Any, ...], int]) -> Counter[str]:
+        """Return the totals; one caller at a time.
+
+        Args:
+            counted: the counters that there are, by a key that ends in the zone.
+        """
+        before, self._before = self._before, counted
+        for key, count in counted.items():
+            last = before.get(key, 0)
+            self._total[key[-1]] += count - last if count >= last else count
+        return self._total
 
 
 _WINDOW_SECONDS = 0.05

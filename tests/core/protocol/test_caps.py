@@ -7,7 +7,7 @@ import json
 import pytest
 
 from allfold_core.errors import InvalidArgument
-from allfold_core.traffic import LEAST_RATE, Cap, level_of, parse_rate, rate_in_words
+from allfold_core.protocol.traffic import LEAST_RATE, Cap, level_of, parse_rate, rate_in_words
 
 
 @pytest.mark.parametrize(
