@@ -143,6 +143,18 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "Bps",
         ),
         Panel(
+            "Sent between zones, and limits",
+            (agent.ZONE_BYTES, agent.LIMIT),
+            (
+                (
+                    f"sum by (source_zone, target_zone) (rate({agent.ZONE_BYTES.name}[{_RATE}]))",
+                    "{{source_zone}} to {{target_zone}}",
+                ),
+                (f"max by (scope) ({agent.LIMIT.name})", "limit: {{scope}}"),
+            ),
+            "Bps",
+        ),
+        Panel(
             "Round trip between agents",
             (agent.RTT_MAXIMUM, agent.RTT),
             (

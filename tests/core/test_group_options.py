@@ -18,9 +18,12 @@ VARIABLES = {
     "ALLFOLD_ON_LOSS": "shrink",
     "ALLFOLD_MIN_WORLD": "2",
     "ALLFOLD_MAX_WORLD": "4",
+    "ALLFOLD_TRAFFIC": "background",
     "ALLFOLD_GROUP_KEY": "hush",
 }
-FROM_VARIABLES = GroupOptions(7.0, {"all_reduce": "tree(2)"}, "shrink", 2, 4, "any", 8.5, "hush")
+FROM_VARIABLES = GroupOptions(
+    7.0, {"all_reduce": "tree(2)"}, "shrink", 2, 4, "any", 8.5, "hush", "background"
+)
 
 
 def options(
@@ -45,9 +48,10 @@ def test_every_variable_is_read_and_an_argument_wins() -> None:
         "min_world": 1,
         "max_world": 3,
         "joins": "commit",
+        "traffic": "high",
         "group_key": "",
     }
-    won = GroupOptions(1.0, {"barrier": "direct"}, "raise", 1, 3, "commit", 2.0)
+    won = GroupOptions(1.0, {"barrier": "direct"}, "raise", 1, 3, "commit", 2.0, "", "high")
     assert options(given, VARIABLES).to_dict() == won.to_dict()
 
 
@@ -74,6 +78,7 @@ def refusal(given: dict[str, Any], environment: dict[str, str]) -> str:
         ("on_loss", "cry", "is one of raise, shrink, got 'cry'"),
         ("min_world", "4", "is a number of ranks from 1 to 3, the world size; got 4"),
         ("max_world", "none", "is a number of ranks from 1 on; got none"),
+        ("traffic", "low", "is one of background, normal, high, got 'low'"),
         ("group_key", "k" * 1025, "has more than 1024 bytes, the longest that a key has"),
     ],
 )

@@ -31,6 +31,7 @@ def settings(flag: str, value: str) -> AgentSettings:
         ("device-type", "a b"),
         ("device-type", "a" * 33),
         ("zone", "z" * 129),
+        *(("limit", rate) for rate in ("fast", "-1", "200Mbit/s", "64kB", "0", "1e9", "9" * 16)),
         ("token", "two words"),
         ("token", "two\nlines"),
     ],
@@ -53,6 +54,14 @@ def test_what_can_never_work_is_refused(flag: str, value: str) -> None:
 )
 def test_what_can_work_is_taken_as_it_is(flag: str, value: str) -> None:
     assert getattr(settings(flag, value), flag.replace("-", "_")) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"), [("", 0), ("none", 0), ("200Mbit", 25_000_000), ("25MB", 25_000_000)]
+)
+def test_a_limit_is_in_bytes_per_second_and_none_by_default(text: str, rate: int) -> None:
+    assert settings("limit", text).limit == rate
+    assert AgentSettings().limit == 0
 
 
 def test_of_several_replicas_each_address_is_checked_and_completed() -> None:

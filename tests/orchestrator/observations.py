@@ -38,6 +38,7 @@ def group_view(name: str, nodes: Sequence[str], **fields: Any) -> Json:
         "on_loss": "raise",
         "min_world": 1,
         "max_world": None,
+        "traffic": "normal",
         "present": [{"rank": rank, "node": node} for rank, node in enumerate(nodes)],
         "missing": [],
         "refused": "",

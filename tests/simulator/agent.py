@@ -294,6 +294,7 @@ class _Listener:
         self.lag = agent.monitor.lag
         self.heard = agent.monitor.heard
         self.drain = agent.draining.begin
+        self.limit = lambda _: None
         self._agent = agent
 
     def is_draining(self) -> bool:

@@ -74,12 +74,12 @@ FAULTS = {
     "lost wish": Planted(
         "a wish to join that comes while a round gathers reports is dropped",
         ((rounds, "LeaderMachine", ForgetsWishesWhileGathering),),
-        8,
+        0,
     ),
     "early report": Planted(
         "an op becomes held on a node that has reported, and waits for the decision",
         ((agreement, "AgentMachine", ClaimsWhileFrozen),),
-        1,
+        7,
     ),
     "stale leader": Planted(
         "the decision of an earlier term's leader is taken for that of the present one",
@@ -87,13 +87,13 @@ FAULTS = {
             (agreement, "AgentMachine", ObeysOldLeaders),
             (agreement.Agreement, "receive", hears_who_is_left_out),
         ),
-        201,
+        11,
         stopped_leaders,
     ),
     "frozen claim": Planted(
         "a replica that was stopped writes what followed from what it had read before",
         ((Pipeline, "watch", watches_nothing),),
-        5,
+        10,
     ),
     "double outcome": Planted(
         "a round has an op run again that some node has handed out",

@@ -44,6 +44,7 @@ def init(
     min_world: int | None = None,
     max_world: int | None = None,
     joins: str | None = None,
+    traffic: str | None = None,
     group_key: str | None = None,
     state: State | None = None,
 ) -> Group:
@@ -83,6 +84,9 @@ def init(
         joins: when ranks may join an elastic group: ``"any"``, between any two ops; ``"commit"``,
             only where all ranks call :meth:`Group.boundary`, as :meth:`allfold.State.commit` does.
             Default: "commit" with a ``state``, else "any". Must be the same on every rank.
+        traffic: what the group's bytes give way to on lines between machines. ``"background"``: to
+            those of all other groups; ``"normal"``: to those of groups that are ``"high"``
+            (``ALLFOLD_TRAFFIC``, else "normal"). Must be the same on every rank.
         group_key: a secret that every rank of the group must have; others cannot join
             (``ALLFOLD_GROUP_KEY``; by default whoever reaches an agent can).
         state: what a rank needs to continue where the others are. When ``init`` returns, all ranks
@@ -116,6 +120,7 @@ def init(
         min_world=min_world,
         max_world=most,
         joins=joins or ("any" if state is None else "commit"),
+        traffic=traffic,
         group_key=group_key,
     )
     if state is not None:
@@ -157,6 +162,7 @@ def new_group(
     wire: str | None = None,
     on_loss: str | None = None,
     min_world: int = 1,
+    traffic: str | None = None,
 ) -> Group | None:
     """Make a group of some ranks of another one, numbered from 0 in the order given.
 
@@ -167,8 +173,8 @@ def new_group(
     Args:
         ranks: of ``group`` (by default the first group of the process), each once.
         group: the group that they are ranks of.
-        timeout, init_timeout, strategies, wire, on_loss, min_world: as for :func:`init`;
-            ``timeout``, ``wire`` and ``on_loss`` are by default those of ``group``.
+        timeout, init_timeout, strategies, wire, on_loss, min_world, traffic: as for :func:`init`;
+            ``timeout``, ``wire``, ``on_loss`` and ``traffic`` are by default those of ``group``.
 
     Raises:
         InvalidArgument: ``ranks`` is empty, or names a rank twice or one that does not exist.
@@ -188,6 +194,7 @@ def new_group(
         wire=wire or parent.wire,
         on_loss=parent.on_loss if on_loss is None else on_loss,
         min_world=min_world,
+        traffic=parent.traffic if traffic is None else traffic,
     )
     parent.membership.count_subgroup(members)
     return opened

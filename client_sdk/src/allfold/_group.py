@@ -84,6 +84,7 @@ class Group(Collectives):
         super().__init__(membership, settings, draining)
         self._options = options = settings.options
         self.on_loss, self.elastic, self.joins = options.on_loss, options.is_elastic, options.joins
+        self.traffic = options.traffic
         # Called when others have come in for whom too few ranks had waited.
         self.on_joined: Callable[[Group], None] = lambda _: None
         self._wants_to_leave = False

@@ -74,11 +74,17 @@ class HttpConnection:
         """Return the object that a GET answers; raises as :func:`get_json`."""
         return self.ask("GET", path)
 
-    def ask(self, method: str, path: str) -> dict[str, Any]:
-        """Return the object that a request without a body answers; raises as :func:`get_json`."""
-        url = self._url + path
+    def ask(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
+        """Return the object that a request answers; raises as :func:`get_json`.
+
+        Args:
+            body: to be sent as JSON; ``None``: nothing is.
+        """
+        url, headers, text = self._url + path, dict(self._headers), None
+        if body is not None:
+            headers["Content-Type"], text = "application/json", json.dumps(body)
         try:
-            self._http.request(method, self._target + path, headers=self._headers)
+            self._http.request(method, self._target + path, text, headers)
             response = self._http.getresponse()
             body = response.read()
             if response.status == HTTPStatus.OK:
@@ -107,6 +113,12 @@ def post(url: str, token: str, *, seconds: float = 5.0) -> dict[str, Any]:
     """Return the object that a POST without a body answers; raises as :func:`get_json`."""
     with closing(HttpConnection(url, token, seconds=seconds)) as connection:
         return connection.ask("POST", "")
+
+
+def put(url: str, body: Any, token: str, *, seconds: float = 5.0) -> dict[str, Any]:
+    """Return the object that a PUT of some JSON answers; raises as :func:`get_json`."""
+    with closing(HttpConnection(url, token, seconds=seconds)) as connection:
+        return connection.ask("PUT", "", body)
 
 
 def _in_words(url: str, cause: object) -> str:

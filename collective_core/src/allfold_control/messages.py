@@ -193,10 +193,15 @@ class Registered(BaseModel):
 
 
 class BeatAnswered(BaseModel):
-    """The answer to the BEAT of this number."""
+    """The answer to the BEAT of this number.
+
+    Attributes:
+        limits: all caps on what the agent sends, where they have changed, see ``Cap``.
+    """
 
     type: Literal["beat"] = "beat"
     number: int
+    limits: list[dict[str, Any]] | None = None
 
 
 class TermAnnounced(BaseModel):

@@ -70,6 +70,7 @@ class Status(TypedDict):
     processes: NotRequired[list[int]]
     retain_bytes: NotRequired[int]
     incidents: NotRequired[list[Json]]
+    limits: NotRequired[list[str]]
     groups: list[GroupStatus]
 
 

@@ -17,6 +17,7 @@ from allfold_core.dtypes import Wire
 from allfold_core.errors import InvalidArgument
 from allfold_core.operations import AUTO
 from allfold_core.protocol.rank_messages import LONGEST_TIMEOUT
+from allfold_core.protocol.traffic import TrafficClass
 from allfold_core.schedules.registry import parse_overrides
 
 LONGEST_KEY = 1024
@@ -71,6 +72,8 @@ class GroupOptions:
         join_timeout: seconds for the registration of a rank, and for which ops wait for ranks to
             join, if fewer than ``min_world`` are left in an elastic group. Ranks may differ in it:
             for ops, that of the first one counts.
+        traffic: what its bytes give way to on lines between machines: those of a ``"background"``
+            group to all others, those of a ``"normal"`` one to those of ``"high"`` ones.
         key: on a rank, the key that ranks need to join; from its agent on, the digest of the key,
             see :func:`digest_of_key`. Empty if they need none.
     """
@@ -83,6 +86,7 @@ class GroupOptions:
     joins: Joins = "any"
     join_timeout: float = field(default=60.0, compare=False)
     key: str = field(default="", repr=False)
+    traffic: TrafficClass = "normal"
 
     @property
     def is_elastic(self) -> bool:
@@ -124,6 +128,7 @@ class Given(TypedDict, total=False):
     min_world: int | None
     max_world: int | None
     joins: str | None
+    traffic: str | None
     group_key: str | None
 
 
@@ -282,6 +287,11 @@ OPTIONS = (
         of_fixed=False,
     ),
     Option("joins", "joins", "", "any", _one_of(Joins), of_fixed=False),
+    Option(
+        "traffic", "traffic", "ALLFOLD_TRAFFIC", "", _one_of(TrafficClass),
+        "what the group's bytes give way to on lines between machines. background: to those of all "
+        "other groups; normal: to those of high ones; high (default: normal)",
+    ),
     Option(
         "key", "group_key", "ALLFOLD_GROUP_KEY", "", _key,
         "a secret that every rank of the group must have (default: whoever reaches an agent may "

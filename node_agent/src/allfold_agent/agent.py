@@ -45,6 +45,8 @@ from allfold_agent.runtime.reactor import LagMeter, Reactor
 from allfold_agent.runtime.threads import WorkerPool
 from allfold_agent.settings import AgentSettings
 from allfold_agent.tensors.offers import Offers
+from allfold_agent.traffic.pacer import Pacer
+from allfold_agent.traffic.rates import ZoneBytes
 from allfold_core.incident import Incident
 from allfold_core.protocol.peer_link import GroupMessage
 from allfold_core.survival.suspicion import SuspicionKind
@@ -89,6 +91,8 @@ class NodeAgent:
         self.gpus = Gpus(settings.gpu == "auto", self._poller)
         self.device_type = settings.device_type or ("cuda" if self.gpus.names else "cpu")
         self.retention = ResultShares(settings.retain_bytes)
+        self.zone_bytes = ZoneBytes()
+        self.pacer = Pacer(settings.name, settings.zone, settings.limit, self._edge_reactor.later)
         peers = PeerConnections(self.transport, self.registry)
         self._resources = self._node_resources(peers)
         self.errors = self._resources.errors
@@ -132,6 +136,7 @@ class NodeAgent:
             pins=self.gpus.pins,
             fetch=partial(fetch_result, self.transport),
             retention=self.retention,
+            pacer=self.pacer,
             avoid_slow_links=self.settings.slow_links == "avoid",
             lane_thread=self._lane_thread,
             short_lane=self.settings.short_lane == "on",
@@ -161,7 +166,12 @@ class NodeAgent:
 
     def _make_control_link(self) -> ControlLink:
         listener = NodeListener(
-            self.terms, self.monitor, self.registry.all, self._end_life, self.draining
+            self.terms,
+            self.monitor,
+            self.registry.all,
+            self._end_life,
+            self.draining,
+            self.pacer.take,
         )
         return ControlLink(
             self._orchestrator, self.registration, listener, self.settings.credentials

@@ -12,6 +12,7 @@ from typing import Literal
 from pydantic import ValidationInfo, field_validator
 
 from allfold_core.protocol.rank_messages import default_socket
+from allfold_core.protocol.traffic import NO_LIMIT, parse_rate
 from allfold_service import addresses
 from allfold_service.addresses import service_url, split
 from allfold_service.settings import ServiceSettings, checked, variable
@@ -92,6 +93,12 @@ class AgentSettings(ServiceSettings):
         default=None,
         ge=0,
     )
+    limit: int = variable(
+        "ALLFOLD_AGENT_LIMIT",
+        "the most that the agent sends to other machines, such as 200Mbit or 25MB per second; what "
+        "the orchestrator says holds besides (default: no limit)",
+        default=0,
+    )
     slow_links: Literal["avoid", "show"] = variable(
         "ALLFOLD_AGENT_SLOW_LINKS",
         "avoid: have nodes stand in another order where a link turns out to be slow; show: in the "
@@ -124,6 +131,13 @@ class AgentSettings(ServiceSettings):
         "which leave; all: also the others, which stay until their job ends",
         default="elastic",
     )
+
+    @field_validator("limit", mode="before")
+    @classmethod
+    def _is_rate(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        return 0 if value in ("", NO_LIMIT) else checked(parse_rate, value)
 
     @field_validator("name")
     @classmethod

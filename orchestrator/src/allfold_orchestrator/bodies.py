@@ -12,6 +12,7 @@ from allfold_control.messages import MAX_GROUPS_OF_A_NODE, Given, IncidentReport
 from allfold_core import schema
 from allfold_core.group_options import KEY_DIGEST_PATTERN, Joins, OnLoss
 from allfold_core.plan import Plan
+from allfold_core.protocol.traffic import TrafficClass
 from allfold_core.schedules.registry import SPELLING
 from allfold_core.schema import (
     FIELD,
@@ -205,6 +206,7 @@ class JoinGroup(Request):
         default=60.0,
         description="How long ops wait for ranks to join below min_world; the first rank's counts.",
     )
+    traffic: TrafficClass = Field(default="normal", description="What its bytes give way to.")
     key: str = Field(
         default="",
         pattern=KEY_DIGEST_PATTERN,
@@ -348,6 +350,7 @@ class GroupView(Shown):
     on_loss: OnLoss | None
     min_world: int | None
     max_world: int | None
+    traffic: TrafficClass | None
     present: list[RankPlace]
     missing: list[int]
     refused: str = Field(

@@ -21,6 +21,7 @@ from allfold_agent.groups.results import ResultShares
 from allfold_agent.runtime.buffers import BufferPool
 from allfold_agent.runtime.reactor import Reactor
 from allfold_agent.runtime.threads import WorkerPool
+from allfold_agent.traffic.pacer import Pacer
 from allfold_core.dtypes import DType
 from allfold_core.errors import Evicted
 from allfold_core.operations import Fingerprint, Kind, ReduceOp
@@ -71,6 +72,7 @@ def group() -> Iterator[NodeGroup]:
         pins=Pins(),
         fetch=nothing,
         retention=ResultShares(),
+        pacer=Pacer("node0", "", 0, never),
     )
     yield NodeGroup(make_plan([[0, 1], [2]]), resources, nothing)
     workers.close()

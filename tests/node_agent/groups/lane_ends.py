@@ -13,6 +13,7 @@ from allfold_agent.edges.outgoing import FilePlace
 from allfold_agent.groups.lane.link import LaneLink
 from allfold_agent.groups.lane.payloads import Payload, Payloads
 from allfold_agent.runtime.lane_thread import LaneThread
+from allfold_agent.traffic.line import Sender
 from allfold_core.protocol.frames import FrameHeader, FrameType
 from tests.node_agent.in_lane import in_thread
 
@@ -31,14 +32,16 @@ class End:
         broken: how many of its connections have ended.
     """
 
-    def __init__(self, thread: LaneThread, name: str = "there") -> None:
+    def __init__(
+        self, thread: LaneThread, name: str = "there", sender: Sender | None = None
+    ) -> None:
         self.thread = thread
         self.frames: list[tuple[str, FrameHeader, bytes]] = []
         self.there: dict[int, bytearray] = {}
         self.came_there: list[int] = []
         self.broken = 0
         self.memory = Payloads()
-        self.link = LaneLink(name, thread, self, self.memory, self._break)
+        self.link = LaneLink(name, thread, self, self.memory, self._break, sender)
 
     def destination(self, _node: str, header: FrameHeader) -> memoryview | None:
         found = self.there.get(header.seq)

@@ -14,6 +14,8 @@ from allfold_agent.edges.opening import Dial, EdgeRequest, Traffic
 from allfold_agent.groups.lane.links import LaneLinks
 from allfold_agent.groups.lane.payloads import LONGEST_PAYLOAD, Payload
 from allfold_agent.runtime.lane_thread import LaneThread
+from allfold_agent.traffic.line import Sender
+from allfold_agent.traffic.pacer import Pacer
 from allfold_core.errors import PeerLost, ServiceError
 from allfold_core.plan import Plan
 from allfold_core.protocol.frames import FrameHeader
@@ -21,7 +23,7 @@ from allfold_core.survival.plans import first_term
 from allfold_core.survival.records import Term
 from tests.node_agent.in_lane import in_thread
 from tests.support.fakes.local_groups import make_plan
-from tests.support.waiting import wait_until
+from tests.support.waiting import never, wait_until
 
 NODES = ("node0", "node1", "node2")
 
@@ -44,6 +46,7 @@ class Node:
             self.thread,
             self,
             self._change,
+            lambda zone: Sender(Pacer(name, "", 0, never), "test", zone, 1),
         )
 
     def destination(self, _node: str, _header: FrameHeader) -> memoryview | None:

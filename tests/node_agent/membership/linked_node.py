@@ -16,6 +16,7 @@ from allfold_agent.membership.registration import Identity, NodeRegistration
 from allfold_agent.membership.seats import RankSeats
 from allfold_control.messages import Held, Progress
 from allfold_control.records import record_fields
+from allfold_core.protocol.traffic import Cap
 from allfold_core.survival.records import Term
 from allfold_core.survival.term_record import TermRecord, Voter
 from tests.support.credentials import with_token
@@ -67,6 +68,9 @@ class NotedByListener:
 
     def heard(self) -> dict[str, float]:
         return self.ages
+
+    def limit(self, caps: Sequence[Cap]) -> None:
+        self.calls.append(("limit", list(caps)))
 
     def drain(self, reason: str) -> None:
         self.calls.append(("drain", reason))

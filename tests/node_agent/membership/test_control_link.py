@@ -11,6 +11,7 @@ import pytest
 from allfold_agent.membership import orchestrator_client
 from allfold_control.messages import Held
 from allfold_core.errors import Evicted, ServiceError
+from allfold_core.protocol.traffic import Cap
 from tests.node_agent.membership.linked_node import FIELDS, RECORD, NotedByListener, linked_node
 from tests.node_agent.membership.scripted_orchestrator import (
     SILENT,
@@ -319,3 +320,19 @@ async def test_goodbye_is_said_before_the_link_ends(one: ScriptedOrchestrator) -
         assert one.requests[-1] == ("DELETE", "/v1/nodes/a")
         await until(lambda: link.is_over, "the link ends")
         assert len(one.links) == 1
+
+
+async def test_caps_come_with_the_answer_to_a_beat_and_stay_until_others_come(
+    one: ScriptedOrchestrator,
+) -> None:
+    listener = NotedByListener()
+    async with linked_node(one.url, listener=listener):
+        link = await one.is_linked()
+        await link.hears_beats(2)
+        assert not listener.of("limit")
+        caps = [Cap(rate=10**6), Cap(group="g", rate=10**5)]
+        await link.say("beat", number=1, limits=[each.to_dict() for each in caps])
+        await until(lambda: listener.of("limit"), "it was told")
+        await link.say("beat", number=2, limits=[])
+        await until(lambda: len(listener.of("limit")) == 2, "it was told again")
+    assert listener.of("limit") == [[caps], [[]]]

@@ -203,6 +203,8 @@ async def test_while_the_store_does_not_answer_it_is_not_asked_without_a_pause(
         on_change=[],
         on_probe=[],
         on_drain=[],
+        on_limits=[],
+        limits=SimpleNamespace(all=AsyncMock(return_value=())),
         lives=SimpleNamespace(read=AsyncMock(return_value=StoreLife(1, "x"))),
         groups=SimpleNamespace(read_if_possible=read),
     )

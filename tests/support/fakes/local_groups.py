@@ -22,6 +22,7 @@ from allfold_agent.groups.results import ResultShares
 from allfold_agent.local.memberships import PROCESS_ENDED
 from allfold_agent.runtime.reactor import Reactor
 from allfold_agent.runtime.threads import WorkerPool
+from allfold_agent.traffic.pacer import Pacer
 from allfold_core.errors import AllfoldError, PeerLost
 from allfold_core.group_options import GroupOptions
 from allfold_core.plan import Plan
@@ -126,6 +127,7 @@ class LocalGroups:
                     pins=Pins(),
                     fetch=self.links.fetch,
                     retention=retentions[member.node] if retentions else ResultShares(),
+                    pacer=Pacer(member.node, member.zone, 0, edge_reactor.later),
                 ),
                 LocalNeighbours(member.node, self.links),
             )

@@ -30,6 +30,7 @@ _COMMANDS = {
     "config": ("_config.command", "Show every setting and where it comes from."),
     "certs": ("_certs.command", "Make certificates for TLS."),
     "drain": ("_drain", "Have the ranks of a node leave."),
+    "limit": ("_limit", "Cap what agents send."),
     "orchestrator": ("_up", "Become the orchestrator."),
     "agent": ("_up", "Become a node agent."),
 }

@@ -53,6 +53,16 @@ class StatusReport:
         spoken_of = {(each.group, each.seq) for each in self.activity.incidents if each.is_open}
         return [op for op in self.activity.ops if (op.group, op.seq) not in spoken_of]
 
+    def traffic(self) -> list[str]:
+        """The caps to which agents keep, and the groups whose class is not the usual one."""
+        limits = {each for agent in self.agents.values() for each in agent.get("limits", ())}
+        classes = [
+            f"group {each['group']!r} is {each['traffic']} traffic"
+            for each in self.groups
+            if each.get("traffic") not in (None, "normal")
+        ]
+        return [*classes, *sorted(limits)]
+
     def all_problems(self) -> dict[str, str]:
         """By URL, why a service has told nothing."""
         failed = {} if self.failure is None else {self.orchestrator: self.failure.message}

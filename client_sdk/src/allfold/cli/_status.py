@@ -61,6 +61,7 @@ def _show(report: StatusReport) -> None:
     lines += [message.sentence() for message in seen.messages]
     if not seen.ops and not seen.messages:
         lines = ["no op is in flight"]
+    lines += report.traffic()
     lines += kept_results(report.agents.values())
     lines += [line for group in report.groups for line in _about_term(group)]
     lines += [loss for group in seen.memberships for loss in group.losses]

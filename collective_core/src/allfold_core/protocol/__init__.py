@@ -1,1 +1,1 @@
-"""Frames between agents, and the messages between a rank and its agent."""
+"""Frames between agents, messages between a rank and its agent, and caps on what agents send."""

@@ -74,6 +74,18 @@ EDGE_BYTES = counter(
     "direction",
     "lane",
 )
+ZONE_BYTES = counter(
+    "allfold_agent_zone_bytes_total",
+    "Bytes of tensors sent to nodes of each zone, on all edges; of groups that are over up to the "
+    "last scrape.",
+    "source_zone",
+    "target_zone",
+)
+LIMIT = gauge(
+    "allfold_agent_send_limit_bytes",
+    "Caps to which the agent keeps, in bytes per second; scope says what each is on.",
+    "scope",
+)
 RETAINED = gauge(
     "allfold_agent_retained_bytes",
     "Memory of results that are kept until every node has them.",

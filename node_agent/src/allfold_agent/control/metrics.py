@@ -44,6 +44,7 @@ def look_at(agent: NodeAgent) -> Values:
         _look_at_groups(values, label, members)
     for code in sorted(error_classes().keys() | errors.keys()):
         values.put(catalogue.ERRORS, errors[code], code)
+    _look_at_traffic(values, agent)
     connections = (connected for group in groups for _, connected in sending(group))
     values.put(catalogue.RETRANSMITTED, agent.retransmits.count(connections))
     _look_at_peers(values, agent)
@@ -109,6 +110,20 @@ def _look_at_ops(values: Values, label: str, group: NodeGroup) -> None:
 def _look_at_edges(values: Values, label: str, group: NodeGroup) -> None:
     for kind, direction, _, counters in edge_counters(group):
         values.add(catalogue.EDGE_BYTES, counters.payload_bytes, label, direction, kind.value)
+
+
+def _look_at_traffic(values: Values, agent: NodeAgent) -> None:
+    found = {
+        (group.name, group.opening, kind.value, peer, group.members[peer].zone): counters
+        for group in agent.registry.all()
+        for kind, direction, peer, counters in edge_counters(group)
+        if direction == "out"
+    }
+    sent = agent.zone_bytes.add({key: each.payload_bytes for key, each in found.items()})
+    for zone, nbytes in sent.items():
+        values.put(catalogue.ZONE_BYTES, nbytes, agent.settings.zone, zone)
+    for cap in agent.pacer.caps:
+        values.put(catalogue.LIMIT, cap.rate, cap.scope)
 
 
 def _look_at_peers(values: Values, agent: NodeAgent) -> None:

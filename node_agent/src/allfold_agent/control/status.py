@@ -49,6 +49,7 @@ def add_status(app: FastAPI, agent: NodeAgent) -> None:
             "processes": agent.local_server.processes,
             "retain_bytes": agent.retention.limit,
             "incidents": [each.to_dict() for each in agent.incidents.open_ones()],
+            "limits": [str(each) for each in agent.pacer.caps],
             "groups": [describe_group(group) for group in agent.registry.all()],
         }
 

@@ -14,9 +14,13 @@ from allfold_agent.edges.opening import Dial, EdgeRequest, Traffic
 from allfold_agent.edges.out_edge import OutEdge
 from allfold_agent.edges.receivers import Receiver
 from allfold_agent.runtime.reactor import Reactor
+from allfold_agent.traffic.line import Sender
 
 DialFrom = Callable[[EdgeRequest, str], Dial]
 """Makes the function that opens an edge: ``dial(request, address)(from_frame)``."""
+
+SenderTo = Callable[[str], Sender]
+"""Returns the sending side of a group towards a zone."""
 
 
 class Edges:
@@ -33,6 +37,7 @@ class Edges:
         dial: opens edges.
         receiver: what the in-edges deliver to.
         reactor: exchanges their frames.
+        sender: has what they send paced, by the zone of the other node.
     """
 
     def __init__(
@@ -44,6 +49,7 @@ class Edges:
         dial: DialFrom,
         receiver: Receiver,
         reactor: Reactor,
+        sender: SenderTo,
         lane: Traffic = Traffic.OPS,
     ) -> None:
         self._group = group
@@ -53,6 +59,7 @@ class Edges:
         self._dial = dial
         self._receiver = receiver
         self._reactor = reactor
+        self._sender = sender
         self._lane = lane
         self._out: dict[str, OutEdge] = {}
         self._in: dict[str, InEdge] = {}
@@ -64,7 +71,8 @@ class Edges:
         self._set_aside_edges_of_earlier_life(destination)
         edge = self._out.get(destination)
         if edge is None:
-            edge = self._out[destination] = OutEdge(destination, self._reactor)
+            sender = self._sender(self._members[destination].zone)
+            edge = self._out[destination] = OutEdge(destination, self._reactor, sender)
         return edge
 
     def _name(self, source: str, destination: str) -> str:

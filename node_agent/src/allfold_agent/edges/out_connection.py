@@ -14,6 +14,7 @@ from allfold_agent.edges.connections import tune
 from allfold_agent.edges.outgoing import FilePlace, SentFiles, SharedMemory, rights
 from allfold_agent.runtime.event_loop import HUNG_UP, READABLE, WRITABLE, EventLoop
 from allfold_agent.runtime.tunnels import crosses_a_wire
+from allfold_agent.traffic.line import Sender
 from allfold_core.protocol.frames import ACK, RANGE_SIZE, FrameHeader, FrameType
 
 # The longest frame of the short lane. A Unix socket may take much more several times more slowly.
@@ -35,6 +36,7 @@ class OutConnection:
         serve: called in the loop's thread with itself, and events: when it has ended, when the
             receiver's word is there or what :meth:`listen` is for, or, after :meth:`await_room`,
             once when there is room.
+        sender: has it paced, if it crosses a wire; ``None``: it is not.
 
     Attributes:
         socket: the connection.
@@ -43,7 +45,7 @@ class OutConnection:
         takes_files: True once the receiver has said that it takes what comes with a frame, by an
             acknowledgement of nothing new.
         awaits_word: True until it is known whether it does.
-        waits: True while it awaits room, or that word. For its user, who holds a lock.
+        waits: True while it awaits room or its turn, or that word. For its user, who holds a lock.
         unsent: the bytes that wait for room, each with the file that goes with the first of them,
             which is kept open until then. For whoever writes.
     """
@@ -54,6 +56,7 @@ class OutConnection:
         from_frame: int,
         loop: EventLoop,
         serve: Callable[[OutConnection, int], None],
+        sender: Sender | None = None,
     ) -> None:
         tune(connected)
         self.socket = connected
@@ -69,7 +72,9 @@ class OutConnection:
         self._serve = serve
         self._is_served = False
         self._polled = 0
-        self._awaits_room = self._listens = False
+        self._awaits_room = self._listens = self._awaits_turn = False
+        self._flow = None if sender is None else sender.open(connected)
+        self._is_held = False  # by the pacer, not by the kernel
         self.waits = self.awaits_word
         loop.call(self._register)
 
@@ -112,11 +117,20 @@ class OutConnection:
     # From any thread
 
     def await_room(self) -> None:
-        """Have the connection served when it takes bytes again."""
+        """Have the connection served when it takes bytes again, or when its turn has come."""
         self.waits = True
-        if not self._awaits_room:
+        if self._is_held and self._flow is not None:
+            if not self._awaits_turn:
+                self._awaits_turn = True
+                self._flow.later(lambda: self._loop.call(self._take_turn))
+        elif not self._awaits_room:
             self._awaits_room = True
             self._loop.call(self._poll)
+
+    def _take_turn(self) -> None:
+        self._awaits_turn = False
+        if self._is_served:
+            self._served(WRITABLE)
 
     def listen(self) -> None:
         """Have the connection served for each acknowledgement from now on."""
@@ -129,6 +143,8 @@ class OutConnection:
 
     def close(self) -> None:
         """Close the socket, soon; nobody writes on it any more."""
+        if self._flow is not None:
+            self._flow.close()
         if self._loop.running:
             self._loop.call(self._close)
         else:
@@ -170,7 +186,8 @@ class OutConnection:
             payload = found.pack()
         header = head.pack()
         size, others_wait = len(header) + len(payload), bool(self.unsent)
-        if others_wait or size > _AT_ONCE_BYTES:
+        is_paced = self._flow is not None and self._flow.is_paced
+        if others_wait or size > _AT_ONCE_BYTES or is_paced:
             self.unsent += ((memoryview(header), file), (memoryview(payload), None))
             return 0 if others_wait else self.go_on(most)
         passed = () if file is None else rights(file)
@@ -185,26 +202,42 @@ class OutConnection:
 
     def go_on(self, most: int = _WITHOUT_END) -> int:
         """Write what waits, as :meth:`write` does."""
-        written = 0
-        try:
-            while self.unsent and written < most:
-                pieces, file = self._next_pieces()
-                passed = () if file is None else rights(file)
-                count = self.socket.sendmsg(pieces, passed, socket.MSG_DONTWAIT)
-                written += count
-                self._drop(count)
-        except BlockingIOError:
-            pass
+        flow, written, self._is_held = self._flow, 0, False
+        while self.unsent and written < most:
+            allowed = _AT_ONCE_BYTES
+            is_paced = flow is not None and flow.is_paced
+            if flow is not None and is_paced:
+                allowed = flow.ask(min(allowed, sum(len(each) for each, _ in self.unsent)))
+                self._is_held = not allowed
+                if self._is_held:
+                    break
+            count = self._write_some(allowed)
+            written += count
+            if flow is not None and is_paced:
+                flow.give_back(allowed - count)
+            if not count:
+                break
         return written
+
+    def _write_some(self, most: int) -> int:
+        """Write up to a bound of what waits; 0 where there is no room."""
+        pieces, file = self._next_pieces(most)
+        passed = () if file is None else rights(file)
+        try:
+            count = self.socket.sendmsg(pieces, passed, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return 0
+        self._drop(count)
+        return count
 
     def let_go(self) -> None:
         """Use no memory any more that others have given: it is theirs again."""
         self.unsent = deque((memoryview(bytes(each)), file) for each, file in self.unsent)
 
-    def _next_pieces(self) -> tuple[list[memoryview], SharedMemory | None]:
+    def _next_pieces(self, most: int) -> tuple[list[memoryview], SharedMemory | None]:
         """What is written next, up to the next file, which begins a message of its own."""
         first, file = self.unsent[0]
-        pieces, left = [first[:_AT_ONCE_BYTES]], _AT_ONCE_BYTES - len(first)
+        pieces, left = [first[:most]], most - len(first)
         for piece, other in islice(self.unsent, 1, _MOST_PIECES):
             if other is not None or left <= 0:
                 break

@@ -24,6 +24,7 @@ from allfold_agent.edges.out_connection import OutConnection
 from allfold_agent.edges.outgoing import OutgoingFrame, PayloadSource, SendQueue, SentFrames
 from allfold_agent.runtime.locks import make_rlock
 from allfold_agent.runtime.reactor import WRITABLE, Reactor
+from allfold_agent.traffic.line import Sender
 from allfold_core.errors import InvalidArgument, PeerLost
 from allfold_core.protocol.frames import FrameHeader
 
@@ -52,9 +53,10 @@ class OutEdge:
     Args:
         destination: the name of that node.
         reactor: writes what a socket does not take at once, and reads acknowledgements.
+        sender: has its connections paced; ``None``: they are not.
     """
 
-    def __init__(self, destination: str, reactor: Reactor) -> None:
+    def __init__(self, destination: str, reactor: Reactor, sender: Sender | None = None) -> None:
         self.destination = destination
         self.counters = EdgeCounters()
         self._lock = make_rlock("out edge")
@@ -71,6 +73,7 @@ class OutEdge:
         self._closed = False
         self._look_is_due = False
         self._reactor = reactor
+        self._sender = sender
 
     @property
     def connected(self) -> socket.socket | None:
@@ -189,7 +192,9 @@ class OutEdge:
                 log.info("edge to node %s is back, after %.1f s", self.destination, seconds)
             self._frames.resend = deque(self._frames.unacked)
             self._partial = None
-            connection = OutConnection(connected, from_frame, self._reactor, self._serve)
+            connection = OutConnection(
+                connected, from_frame, self._reactor, self._serve, self._sender
+            )
             self._connection = connection
             self._changed.notify_all()
         if connection.waits:  # for a word that does not come where files do not pass

@@ -11,7 +11,7 @@ from typing import Any
 
 from allfold_agent.arithmetic.error_feedback import Residuals
 from allfold_agent.compilation.op_spec import OpSpec, OpSpecs
-from allfold_agent.edges.edges import DialFrom, Edges
+from allfold_agent.edges.edges import DialFrom, Edges, SenderTo
 from allfold_agent.execution.op import Arrival, Op, OpOutcomes
 from allfold_agent.execution.runner import Runner
 from allfold_agent.gpu.gpus import Pins
@@ -21,11 +21,14 @@ from allfold_agent.runtime.buffers import BufferPool
 from allfold_agent.runtime.lane_thread import LaneThread
 from allfold_agent.runtime.reactor import Reactor
 from allfold_agent.runtime.threads import WorkerPool
+from allfold_agent.traffic.line import Sender
+from allfold_agent.traffic.pacer import Pacer
 from allfold_core.errors import InvalidArgument
 from allfold_core.operations import Kind
 from allfold_core.plan import Plan
 from allfold_core.pricing.choose import choose
 from allfold_core.protocol.rank_messages import OpMessage, check_timeout
+from allfold_core.protocol.traffic import level_of
 from allfold_core.survival import records
 from allfold_core.survival.admission import OTHERS
 from allfold_core.survival.judge import unpacked
@@ -57,6 +60,7 @@ class NodeResources:
         fetch: gets the result of an op from one of several addresses, into memory, for as long as
             that is wanted; see :func:`allfold_agent.groups.results.fetch_result`.
         retention: the bound on the results that are kept for other nodes.
+        pacer: has caps and classes kept by what is sent to other machines.
         avoid_slow_links: have nodes stand in another order where a link is slow.
         short_lane: let the ranks of a node do small ops by themselves.
         lane_thread: exchanges these with other nodes; ``None`` to do so in the long lane alone.
@@ -72,10 +76,16 @@ class NodeResources:
     pins: Pins
     fetch: FetchResult
     retention: ResultShares
+    pacer: Pacer
     avoid_slow_links: bool = True
     short_lane: bool = True
     lane_thread: LaneThread | None = None
     errors: ErrorCounts = field(default_factory=ErrorCounts)
+
+    def sender(self, plan: Plan) -> SenderTo:
+        """Return what gives the sending side of a group, by the zone that it sends to."""
+        level = level_of(plan.options.traffic)
+        return lambda zone: Sender(self.pacer, plan.group, zone, level)
 
 
 class GroupEpoch:

@@ -48,7 +48,8 @@ class GroupEdges:
         self._closing = False
         self._closed = False
         dial, reactor = resources.dial, resources.edge_reactor
-        self.ops = Edges(plan.group, plan.opening, self._me, members, dial, self, reactor)
+        sender = resources.sender(plan)
+        self.ops = Edges(plan.group, plan.opening, self._me, members, dial, self, reactor, sender)
         self.p2p = P2PEngine(
             plan,
             self._me,
@@ -58,6 +59,7 @@ class GroupEdges:
             resources.buffers,
             self.edge_lost,
             reactor,
+            sender,
         )
 
     def serve(self, request: EdgeRequest) -> OutEdge | LaneDoor:

@@ -32,6 +32,7 @@ from allfold_agent.membership.registration import NodeRegistration
 from allfold_control import messages
 from allfold_core.errors import AllfoldError, Evicted, OrchestratorUnreachable, ServiceError
 from allfold_core.incident import Incident
+from allfold_core.protocol.traffic import Cap
 from allfold_core.survival.suspicion import SuspicionKind
 from allfold_core.survival.term_record import TermRecord
 from allfold_service.credentials import Credentials
@@ -85,6 +86,9 @@ class ControlListener(Protocol):
 
     def is_draining(self) -> bool:
         """Return True if the node takes no more ranks."""
+
+    def limit(self, caps: Sequence[Cap]) -> None:
+        """Keep to these caps from now on, in place of those that were given before."""
 
 
 class _LifeIsOver(Exception):
@@ -308,6 +312,8 @@ class ControlLink:
                 self._on_registered(url, message)
             case messages.BeatAnswered():
                 self._session.answered(message.number)
+                if message.limits is not None:
+                    self._listener.limit([Cap.from_dict(each) for each in message.limits])
                 self._pauses.reset()
             case messages.TermAnnounced():
                 if self._session.takes_term_of(message.generation):

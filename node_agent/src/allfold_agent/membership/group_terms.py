@@ -18,6 +18,7 @@ from allfold_agent.runtime.locks import make_lock
 from allfold_agent.runtime.reactor import Reactor
 from allfold_control.messages import Held, Progress
 from allfold_core.protocol.frames import FrameError
+from allfold_core.protocol.traffic import Cap
 from allfold_core.survival.term_record import TermRecord
 
 MAX_KEPT = 1024
@@ -289,6 +290,7 @@ class NodeListener:
         groups: returns the groups that are open on this node.
         end_life: called when the orchestrator has evicted this node, with how that is known.
         draining: of this node.
+        limit: has this node keep to some caps.
     """
 
     def __init__(
@@ -298,7 +300,9 @@ class NodeListener:
         groups: Callable[[], list[NodeGroup]],
         end_life: Callable[[str], None],
         draining: NodeDrain,
+        limit: Callable[[Sequence[Cap]], None],
     ) -> None:
+        self.limit = limit
         self.held = terms.held
         self.has_unsaid = terms.has_unsaid
         self.term = terms.term

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from allfold_agent.edges.edges import DialFrom, Edges
+from allfold_agent.edges.edges import DialFrom, Edges, SenderTo
 from allfold_agent.edges.in_edge import InEdge
 from allfold_agent.edges.members import GroupLife, GroupNodes
 from allfold_agent.edges.opening import Traffic
@@ -66,6 +66,7 @@ class P2PEngine(MessageMatching):
         buffers: where frames land.
         edge_lost: called when nothing more can be received from a node.
         reactor: exchanges frames with other nodes.
+        sender: has what is sent paced.
     """
 
     def __init__(
@@ -78,10 +79,11 @@ class P2PEngine(MessageMatching):
         buffers: BufferPool,
         edge_lost: Callable[[str, AllfoldError], None],
         reactor: Reactor,
+        sender: SenderTo,
     ) -> None:
         super().__init__(plan.group, workers, buffers, edge_lost)
         self.edges = Edges(
-            plan.group, plan.opening, me, members, dial, self, reactor, Traffic.PAIRS
+            plan.group, plan.opening, me, members, dial, self, reactor, sender, Traffic.PAIRS
         )
         self._seats = NodesOfSeats(first_epoch(plan).seats)
         self._me = me

@@ -38,6 +38,7 @@ ORDER = {
     "retention": "how many groups keep results for other nodes",
     "p2p": "the sends and receives of a group",
     "out edge": "what waits to be sent over one edge, and what is not acknowledged",
+    "pacer": "what the connections to other machines may send, and which of them wait",
     "executor": "the tasks of one op",
     "pieces": "how many pieces of a copy or a reduction are done",
     "residual": "what lossy compression owes to one series of ops",

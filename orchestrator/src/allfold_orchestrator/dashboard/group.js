@@ -119,6 +119,7 @@ function groupFacts(group) {
       ["When a rank is lost", group.on_loss === "shrink" ? "the others repeat the op" : group.on_loss === "raise" ? "the op fails on all" : null],
       ["Fewest ranks", group.min_world === null ? null : String(group.min_world)],
       ["Most ranks", group.max_world === null ? null : String(group.max_world)],
+      ["Traffic", group.traffic],
       ["Strategies", strategies.length ? strategies.join(", ") : "chosen for each op"],
     ]),
     h("ul", { class: "lines" }, [...without, ...group.changes, ...group.links, ...group.lanes].map((each) => h("li", {}, each))),

@@ -37,7 +37,7 @@ export function nodePage(view, name) {
     about.length ? section("Incidents", incidentList(about, view.at)) : null,
     section("Facts", facts([
       ["Heard", node.heartbeat_age === null ? "not any more" : `${age(node.heartbeat_age)} ago`],
-      ["Zone", node.zone], ["Device", node.device_type], ["Version", node.version],
+      ["Limits", node.limits.length ? node.limits.join("; ") : null], ["Zone", node.zone], ["Device", node.device_type], ["Version", node.version],
       ["Control port", node.control_url], ["Data port", node.data_address],
     ])),
   ];

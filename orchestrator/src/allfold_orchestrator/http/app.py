@@ -17,6 +17,7 @@ from allfold_orchestrator import __version__, background, bodies
 from allfold_orchestrator.http import (
     api,
     dashboard,
+    limit_routes,
     link_route,
     metrics,
     overview_routes,
@@ -89,6 +90,7 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
     # TokenGate has checked the token before; this puts the scheme into the document of the API.
     scheme = [Security(BEARER)] if tokens else []
     app.include_router(api.router, dependencies=scheme)
+    app.include_router(limit_routes.router, dependencies=scheme)
     app.include_router(overview_routes.router, dependencies=scheme)
     app.include_router(metrics.router, dependencies=scheme)
     answer_errors(app, "orchestrator")

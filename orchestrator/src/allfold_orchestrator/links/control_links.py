@@ -20,6 +20,7 @@ from allfold_core.survival.term_record import Life, TermRecord
 from allfold_orchestrator.links.detector_runner import TICK_SECONDS, DetectorRunner, Dial
 from allfold_orchestrator.links.dial import dial
 from allfold_orchestrator.links.known_terms import KnownTerms
+from allfold_orchestrator.links.limits import KnownLimits
 from allfold_orchestrator.links.link import Connected, Link
 from allfold_orchestrator.membership.group_state import (
     AgentRegistered,
@@ -59,6 +60,7 @@ class ControlLinks:
         self._changed: set[str] = set()
         self._has_missed = False  # changes of any group
         self._wake = asyncio.Event()
+        self._limits = KnownLimits(store, self._wake)
         self._has_failed = False
         self._runner = DetectorRunner(
             store, orchestrator, self._terms, self._links, dial, self._take_up, self._wake
@@ -205,7 +207,7 @@ class ControlLinks:
         ages = {life: beat.heard[life[0]] for life in heard}
         self._runner.execute(self._runner.detector.told(monotonic(), link.life, ages, beat.lag))
         if await self._extend_lease(link.life, beat):
-            link.send(messages.dump(messages.BeatAnswered(number=beat.number)))
+            link.answer_beat(beat.number, self._limits.caps)
             held = [(each.group, each.epoch) for each in beat.progress]
             if link.holds_ended(held, monotonic()):
                 link.send(_recall(link.generation))  # the answer names what it is out of
@@ -249,7 +251,7 @@ class ControlLinks:
 
     @property
     def _is_due(self) -> bool:
-        return self._has_missed or bool(self._changed)
+        return self._has_missed or self._limits.is_due or bool(self._changed)
 
     async def _possibly_changed(self) -> set[str]:
         """Return the groups that are known here, and those that linked agents may be in by now."""
@@ -352,6 +354,7 @@ class ControlLinks:
                 if self._is_due:
                     await self._announce()
                 await self._runner.decide_if_due()
+                await self._limits.refresh()
                 self._has_failed = False
             except ServiceError as error:
                 self._has_failed = True  # the sweeper tells people

@@ -7,7 +7,8 @@ import secrets
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from allfold_control.messages import Probe, Registered, dump
+from allfold_control.messages import BeatAnswered, Probe, Registered, dump
+from allfold_core.protocol.traffic import Cap
 from allfold_core.survival.term_record import Life, TermRecord
 
 MAX_WAITING = 4096
@@ -35,6 +36,7 @@ class Link:
         ended: the agent's groups that are over, and when that was seen here (monotonic).
         asked_again: groups, and their openings, that it still held when they had long been over.
         recalled: groups, and generations of their record, for which it was asked to register again.
+        limits: the caps that the agent was told last.
         is_over: the link is to be closed once everything in ``waiting`` is sent.
     """
 
@@ -45,6 +47,7 @@ class Link:
     asked_again: set[tuple[str, int]] = field(default_factory=set)
     recalled: set[tuple[str, int]] = field(default_factory=set)
     probes: set[str] = field(default_factory=set)
+    limits: tuple[Cap, ...] | None = None
     is_over: bool = False
     waiting: asyncio.Queue[str | None] = field(default_factory=asyncio.Queue)
 
@@ -117,6 +120,15 @@ class Link:
             return False
         self.recalled.add(key)
         return True
+
+    def answer_beat(self, number: int, limits: tuple[Cap, ...] | None) -> None:
+        """Answer a BEAT, and tell the agent the caps, where it does not know them yet."""
+        answer = BeatAnswered(number=number)
+        if limits != self.limits and limits is not None:
+            self.limits = limits
+            ours = [each.to_dict() for each in limits if each.node in ("", self.life[0])]
+            answer = BeatAnswered(number=number, limits=ours)
+        self.send(dump(answer))
 
     def ask(self) -> None:
         """Ask the agent for a sign of life, unless it owes one already."""

@@ -101,6 +101,7 @@ def _node(view: Json, answer: AgentAnswer | None) -> Json:
         "problem": answer.problem if answer else "",
         "ready": status["ready"] if status else None,
         "waiting_for": status["waiting_for"] if status else "",
+        "limits": list(status.get("limits", ())) if status else [],
         "groups": {each["name"]: each["ranks"] for each in status["groups"]} if status else {},
         "bytes_sent_per_second": 0.0,
         "bytes_received_per_second": 0.0,

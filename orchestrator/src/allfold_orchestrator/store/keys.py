@@ -4,7 +4,7 @@ from __future__ import annotations
 
 PREFIX = "allfold:"
 
-# Channel: names of groups whose waiters should look again, and lives to be probed or drained.
+# Channel: names of groups whose waiters should look again, lives to be probed or drained, LIMITS.
 CHANGES = f"{PREFIX}changes"
 # String, JSON: the generation of the store, and the server's name for its present life.
 STORE = f"{PREFIX}store"
@@ -28,6 +28,9 @@ TOMBSTONES = f"{PREFIX}tombstones"
 INCIDENTS = f"{PREFIX}incidents"
 # Sorted set, incident -> when it was found.
 INCIDENT_TIMES = f"{PREFIX}incident_times"
+
+# Hash, what it is on -> JSON: the caps on what agents send. On the channel: they have changed.
+LIMITS = f"{PREFIX}limits"
 
 
 def group(name: str) -> str:

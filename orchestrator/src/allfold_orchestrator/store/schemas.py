@@ -30,6 +30,7 @@ STORE = Schema("record of the store's life", 1)
 TOMBSTONE = Schema("tombstone of a group", 1)
 NODE = Schema("record of a node", 1)
 PROGRESS = Schema("record of a node's progress", 1)
+LIMIT = Schema("record of a limit", 1)
 
 
 def dump(schema: Schema, data: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ from allfold_orchestrator.store.failures import store_errors
 from allfold_orchestrator.store.groups import GroupStore
 from allfold_orchestrator.store.incidents import IncidentStore
 from allfold_orchestrator.store.life import Clock, DecisionTurns, Retention, StoreClock, StoreLives
+from allfold_orchestrator.store.limits import LimitStore
 from allfold_orchestrator.store.node_store import NodeStore
 from allfold_orchestrator.store.notifications import Notifications, relay
 from allfold_orchestrator.store.redis_client import Client
@@ -30,6 +31,7 @@ class Store:
             which changes may have been missed.
         on_probe: called with each life of a node that a replica wants to be probed.
         on_drain: called with each life of a node that an operator wants to drain.
+        on_limits: called when the caps have changed, or may have.
     """
 
     def __init__(self, client: Client, lease_seconds: float, clock: Clock | None = None) -> None:
@@ -42,11 +44,13 @@ class Store:
         self.lives = StoreLives(client)
         self.decisions = DecisionTurns(client)
         self.incidents = IncidentStore(client, self.clock)
+        self.limits = LimitStore(client)
         self.times, self.is_embedded = client.times, client.is_embedded
         self.notifications = Notifications()
         self.on_change: list[Callable[[str | None], None]] = []
         self.on_probe: list[Callable[[Life], None]] = []
         self.on_drain: list[Callable[[Life], None]] = []
+        self.on_limits: list[Callable[[], None]] = []
 
     async def start(self) -> None:
         """Begin to listen for the changes that other replicas make."""
@@ -77,6 +81,10 @@ class Store:
             await self._client.set(keys.SWEPT, "1")
 
     def _changed(self, group: str) -> None:
+        if group == keys.LIMITS:
+            for hear_of in self.on_limits:
+                hear_of()
+            return
         if keys.is_life(group):
             for ask in self.on_drain if keys.is_drain(group) else self.on_probe:
                 ask(keys.parse_life(group))
@@ -88,5 +96,7 @@ class Store:
 
     def _missed_changes(self) -> None:
         self.notifications.notify_all()
+        for hear_of in self.on_limits:
+            hear_of()
         for hear in self.on_change:
             hear(None)

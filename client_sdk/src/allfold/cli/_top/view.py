@@ -33,7 +33,7 @@ def screen(snapshot: Look) -> Group:
         parts.append(_ranks(snapshot.groups))
     if snapshot.links:
         parts.append(_links(snapshot))
-    parts += [Text(line) for line in _waits(snapshot)]
+    parts += [Text(line) for line in [*snapshot.report.traffic(), *_waits(snapshot)]]
     return Group(*parts)
 
 

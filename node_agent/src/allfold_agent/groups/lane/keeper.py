@@ -131,6 +131,7 @@ class LaneKeeper:
                 thread,
                 self,
                 lambda: self._group.event(self._links_changed),
+                self._resources.sender(self._group.plan),
             )
         return self._links
 

@@ -20,6 +20,7 @@ from allfold_agent.edges.outgoing import FilePlace
 from allfold_agent.edges.received_files import MissingFile
 from allfold_agent.groups.lane.payloads import LONGEST_PAYLOAD, Payload, Payloads
 from allfold_agent.runtime.lane_thread import WRITABLE, LaneThread
+from allfold_agent.traffic.line import Sender
 from allfold_core.errors import PeerLost
 from allfold_core.protocol.frames import FrameError, FrameHeader, FrameType
 
@@ -49,6 +50,7 @@ class LaneLink:
         sink: takes the frames that come.
         payloads: memory for those.
         on_broken: told when a connection has ended.
+        sender: has what it sends paced; ``None``: it is not.
 
     Attributes:
         outgoing: the connection on which it sends, if there is one.
@@ -63,6 +65,7 @@ class LaneLink:
         sink: FrameSink,
         payloads: Payloads,
         on_broken: Callable[[], None],
+        sender: Sender | None = None,
     ) -> None:
         self.node = node
         self.sent, self.received = EdgeCounters(), EdgeCounters()
@@ -74,6 +77,7 @@ class LaneLink:
         self._sink = sink
         self._payloads = payloads
         self._on_broken = on_broken
+        self._sender = sender
         self._number = 0  # of the next frame that it sends
         self._comes_there = False  # the long payload on its way, to where the sink wants it
 
@@ -113,7 +117,7 @@ class LaneLink:
         """Send on this connection, which the other node has opened."""
         self._drop_out()
         self._number = 0
-        self.outgoing = OutConnection(connected, 0, self._thread, self._serve_out)
+        self.outgoing = OutConnection(connected, 0, self._thread, self._serve_out, self._sender)
 
     def _drop_out(self) -> None:
         outgoing, self.outgoing = self.outgoing, None

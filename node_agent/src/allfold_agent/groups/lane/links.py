@@ -9,7 +9,7 @@ from functools import partial
 from threading import Event
 
 from allfold_agent.edges.connections import EdgeCounters
-from allfold_agent.edges.edges import DialFrom
+from allfold_agent.edges.edges import DialFrom, SenderTo
 from allfold_agent.edges.link_rate import LinkRate
 from allfold_agent.edges.members import GroupLife, GroupNodes
 from allfold_agent.edges.opening import EdgeOpener, EdgeRequest, Traffic
@@ -31,6 +31,7 @@ class LaneLinks:
         members: all nodes of the group.
         sink: takes the frames that come.
         on_change: told when a link is whole, or broken.
+        sender: has what they send paced, by the zone of the other node.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class LaneLinks:
         thread: LaneThread,
         sink: FrameSink,
         on_change: Callable[[], None],
+        sender: SenderTo,
     ) -> None:
         self._group, self._opening, self._me = group, opening, me
         self._members = members
@@ -51,6 +53,7 @@ class LaneLinks:
         self._sink = sink
         self._payloads = Payloads()
         self._on_change = on_change
+        self._sender = sender
         self._links: dict[GroupLife, LaneLink] = {}
         self._dialling: dict[GroupLife, Event] = {}
         self._closed = False
@@ -104,9 +107,9 @@ class LaneLinks:
     def _link(self, life: GroupLife) -> LaneLink:
         link = self._links.get(life)
         if link is None:
-            broken = partial(self._broken, life)
+            broken, sender = partial(self._broken, life), self._sender(self._members[life[0]].zone)
             link = self._links[life] = LaneLink(
-                life[0], self._thread, self._sink, self._payloads, broken
+                life[0], self._thread, self._sink, self._payloads, broken, sender
             )
         return link
 

@@ -1,0 +1,1 @@
+"""Caps and classes on a line with a rate: what the foreground feels, and what goes."""
