@@ -135,13 +135,13 @@ class Bench:
     def cap(self, rate: int) -> None:
         """Measure how much of a cap is sent in each second."""
         with self.group("normal", _BULK, _BULK_DEPTH, _SECONDS) as group:
+            group.await_begin()
             with entered(self._cluster.spaces.switch):
                 put(
                     f"{self._cluster.orchestrator_url}/v1/limits",
                     {"group": group.orders.group, "rate": rate},
                     _ADMIN,
                 )
-            group.await_begin()
             time.sleep(_SETTLE_SECONDS)
             found, before, at = [], self.sent(), time.monotonic()
             for _ in range(10):

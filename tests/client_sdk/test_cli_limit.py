@@ -63,8 +63,8 @@ def test_status_names_the_caps_in_force_once_and_the_groups_that_are_not_of_the_
     None
 ):
     agent: Any = {"node": "a", "ready": True, "waiting_for": "", "groups": []}
-    limited = {**agent, "limits": ["each agent: at most 8 Mbit/s"]}
-    groups = [
+    limited: Any = {**agent, "limits": ["each agent: at most 8 Mbit/s"]}
+    groups: list[dict[str, Any]] = [
         {"group": "outer", "traffic": "background"},
         {"group": "train", "traffic": "normal"},
         {"group": "gone", "traffic": None},

@@ -106,6 +106,24 @@ def test_the_nodes_stand_in_an_order_without_the_slow_link(
     assert [rank.result(1) for rank in watched.local.ranks] == [[3.0]] * 3
 
 
+def test_the_nodes_of_a_background_group_stay_where_they_are_as_its_rates_are_those_of_others() -> (
+    None
+):
+    plan = make_plan(RANKS)
+    plan = replace(
+        plan,
+        links=LinkModel(seconds_per_byte=1 / RATE),
+        options=replace(plan.options, traffic="background"),
+    )
+    with local_groups(RANKS, plan=plan) as local:
+        watched = Watched(local)
+        watched.measure_all(RATE)
+        watched.measure(1, 2, RATE / 10)
+        watched.look()
+        assert watched.rings == {("node0", "node1", "node2")}
+        assert describe_group(local.groups[0])["slow_links"] == SLOW
+
+
 def test_nothing_is_said_of_links_that_stay_as_they_are(watched: Watched) -> None:
     watched.measure_all(RATE)
     watched.look()

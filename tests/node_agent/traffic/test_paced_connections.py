@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from threading import Event
 from time import monotonic
 
 import pytest
@@ -17,7 +18,7 @@ from allfold_agent.runtime.reactor import Reactor
 from allfold_agent.traffic.line import Sender, TcpLine
 from allfold_agent.traffic.pacer import Pacer
 from allfold_agent.traffic.rates import CHUNK_SECONDS
-from allfold_core.protocol.frames import HEADER_SIZE
+from allfold_core.protocol.frames import HEADER_SIZE, FrameHeader, FrameType
 from allfold_core.protocol.traffic import Cap, TrafficClass, level_of
 from allfold_core.schedules.schedule import Send, Slice
 from tests.node_agent.edges.edge_ends import CHUNK, FINGERPRINT, NUMEL, STAMP, Side
@@ -166,3 +167,65 @@ def test_a_line_tells_what_is_on_it() -> None:
         assert full is not None
         assert full.queued > 0
     assert line.look() is None
+
+
+class Kept:
+    """Keeps what it is asked to do later."""
+
+    def __init__(self) -> None:
+        self.pauses: list[float] = []
+
+    def later(self, seconds: float, _task: Callable[[], None]) -> None:
+        self.pauses.append(seconds)
+
+
+def test_who_is_held_back_asks_again_after_a_pause_and_not_when_there_is_room(
+    reactor: Reactor,
+) -> None:
+    kept = Kept()
+    pacer = Pacer("a", "", 64 * 1024, kept.later)
+    near, far = tcp_pair()
+    with closing(far):
+        served: list[int] = []
+        connection = OutConnection(
+            near, 0, reactor, lambda _, events: served.append(events), Sender(pacer, "g", "", 1)
+        )
+        header = FrameHeader(FrameType.DATA, 0, 0, 0, 0, 1 << 20, 0, 0, 0)
+        connection.write(header, bytes(1 << 20))
+        connection.await_room()
+        connection.await_room()
+        assert len(kept.pauses) == 1
+        assert 0 < kept.pauses[0] <= 0.1
+        assert connection.waits
+        wait_until_idle(reactor)
+        assert not served
+        connection.close()
+
+
+def test_what_a_full_socket_does_not_take_is_for_others() -> None:
+    pacer = Pacer("a", "", 10**9, lambda *_: None)
+    reactor = Reactor("test")  # which never runs
+    near, far = tcp_pair()
+    other, end = tcp_pair()
+    with closing(near), closing(far), closing(end), closing(other):
+        sender = Sender(pacer, "g", "", 1)
+        flow = sender.open(other)
+        assert flow is not None
+        connection = OutConnection(near, 0, reactor, lambda *_: None, sender)
+        burst = int(10**9 * CHUNK_SECONDS)
+        wait_until(lambda: pacer._buckets["node"].fill(monotonic()) == burst, "it is full")
+        pacer._buckets["node"].rate = 1e-9  # nothing comes from now on
+        header = FrameHeader(FrameType.DATA, 0, 0, 0, 0, burst, 0, 0, 0)
+        written = connection.write(header, bytes(burst))
+        assert 0 < written < burst
+        assert flow.ask(1 << 40) == burst - written
+        connection.close()
+        reactor.close()
+
+
+def wait_until_idle(reactor: Reactor) -> None:
+    """Return when the reactor has looked at everything that is ready."""
+    for _ in range(3):
+        done = Event()
+        reactor.call(done.set)
+        assert done.wait(20.0)

@@ -233,6 +233,7 @@ def test_a_background_flow_alone_keeps_its_line_full_and_no_more_than_a_chunk_ah
     for _, _, granted in node.run(2.0, flow):
         sent += granted
         assert line.queued <= 1.25 * RATE * CHUNK_SECONDS + 1
+        assert granted >= RATE * CHUNK_SECONDS / 2 - 1, "it does not write in crumbs"
     assert sent == pytest.approx(2 * RATE, rel=0.03)
 
 

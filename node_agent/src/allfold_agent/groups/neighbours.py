@@ -114,7 +114,9 @@ class SlowLinkWatch:
         self._members = group.members
         self._node = group.node
         self._workers = resources.workers
-        self._avoid = resources.avoid_slow_links
+        # What a background group sends is slow because of others, and not because of a link.
+        is_telling = group.plan.options.traffic != "background"
+        self._avoid = resources.avoid_slow_links and is_telling
         self._table = LinkTable()
         self._limit = ChangeLimit()
         self._next_look = 0.0
