@@ -30,6 +30,7 @@ from tools.metrics_page import METRICS
 
 # Without a fault, or more nodes than there are, there is nothing to be shown.
 QUIET = {
+    "allfold_agent_send_limit_bytes",  # nobody has set a cap
     "allfold_agent_incidents",
     "allfold_agent_retransmitted_segments_total",
     "allfold_orchestrator_incidents",
