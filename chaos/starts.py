@@ -150,6 +150,8 @@ def run_job(home: Home, way: Way) -> Ended:
                 stop.touch()
             status = str(launcher.reap()) if wait_for([launcher], _END_SECONDS) else "hangs"
             stop.touch()
+            if way is Way.LAUNCHER:  # its ranks go on, and only now see that they are to end
+                _left(partial(own.processes, str(script)))
             left = [str(pid) for pid in _left(own.processes)]
             return Ended(way, status, _named(log.read_text(errors="replace")), left)
         finally:
