@@ -50,12 +50,30 @@ def scripts(page: str) -> dict[str, str]:
     return dict(_SCRIPT.findall((ROOT / "docs" / page).read_text()))
 
 
-def written(output: str) -> list[str]:
-    """The characters in some order, without what differs from machine to machine.
+def lines(output: str) -> list[str]:
+    """The lines in some order, without what differs from machine to machine."""
+    return sorted(re.sub(r"\d+\.\d{3,}", "*", line) for line in output.splitlines())
 
-    Not the lines: ranks of torchrun share a pipe, and write a line and its end one after the other.
+
+def run(example: Shown, folder: Path, environment: dict[str, str]) -> str:
+    """Return what a command prints.
+
+    Ranks of torchrun, which starts them with ``-u``, write a line and its end one after the other:
+    into one pipe, two lines would run into each other. So each has a file.
     """
-    return sorted("".join(re.sub(r"\d+\.\d{3,}", "*", output).split()))
+    logs = folder / "logs"
+    to_files = ["--redirects", "1", "--log-dir", str(logs)] if example.command == "torchrun" else []
+    command = [sys.executable, "-m", _MODULES[example.command], *to_files]
+    done = subprocess.run(
+        [*command, *shlex.split(example.arguments)],
+        cwd=folder,
+        env=environment | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout + "".join(file.read_text() for file in logs.rglob("stdout.log"))
 
 
 def test_the_pages_show_what_they_should() -> None:
@@ -78,16 +96,8 @@ def test_the_pages_show_what_they_should() -> None:
 def test_a_command_of_a_page_prints_what_the_page_shows(example: Shown, tmp_path: Path) -> None:
     (tmp_path / example.script).write_text(scripts(example.page)[example.script])
     with Home() as home:
-        done = subprocess.run(
-            [sys.executable, "-m", _MODULES[example.command], *shlex.split(example.arguments)],
-            cwd=tmp_path,
-            env=home.environment() | {"OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-        )
+        output = run(example, tmp_path, home.environment())
         wait_until(lambda: not home.left(), "the end of all that it has started", GONE_SECONDS)
-    assert done.returncode == 0, done.stderr
-    assert written(done.stdout) == written(example.output), done.stdout
-    sums = set(re.findall(r"(?:add up to|ranks:) (\d+\.\d{9})", done.stdout))
+    assert lines(output) == lines(example.output)
+    sums = set(re.findall(r"(?:add up to|ranks:) (\d+\.\d{9})", output))
     assert len(sums) <= 1, "ranks have other weights"
