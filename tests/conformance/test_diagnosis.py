@@ -221,15 +221,18 @@ def test_a_killed_rank_is_an_incident_and_the_losses_that_follow_are_none(
         assert len(incidents(services, job)) == 1
 
 
+@pytest.mark.parametrize("order", [[(0, 2, 3)], [(2, 3), (0,)]], ids=["together", "after others"])
 def test_a_rank_that_leaves_while_others_count_on_it_is_named(
-    pool: RankPool, services: Services
+    pool: RankPool, services: Services, order: list[tuple[int, ...]]
 ) -> None:
+    """The node that reports it may hear of the failure before a rank of its own has called."""
     began = time.time()
     with pool.unregistered(SHAPES["2x2"]) as job:
         job.enter(services, timeout=OP_SECONDS)
         job.run(diagnosis_programs.all_reduce)
         job.ranks[1].start(rank_worker.close_group, name=job.name).result()
-        failures([job.start(rank, diagnosis_programs.all_reduce) for rank in (0, 2, 3)])
+        for ranks in order:
+            failures([job.start(rank, diagnosis_programs.all_reduce) for rank in ranks])
         incident = await_incident(services, job, "exited_rank", began)
         assert incident["culprit"] == rank_culprit(job, 1)
         assert "which left the group" in incident["sentence"]

@@ -14,7 +14,7 @@ from allfold_agent.execution.op_edges import OpReceiver
 from allfold_agent.execution.result_writer import ResultWriter
 from allfold_agent.groups.epoch import GroupEpoch, NodeResources
 from allfold_agent.groups.events import Action
-from allfold_agent.groups.outcomes import breakdown, refuse
+from allfold_agent.groups.outcomes import FailedOp, breakdown, refuse
 from allfold_agent.groups.results import Fetches
 from allfold_core.errors import AllfoldError, PeerRefused, PeerSentIncoherentTensor
 from allfold_core.survival import records
@@ -204,9 +204,13 @@ class OpRuns:
             self._do_once_free(op, partial(self._writer.write, op))
 
     def refuse(self, each: Refuse) -> None:
-        """Send the error to the local ranks that have called."""
+        """Send the error to the local ranks that have called; who calls later is told then."""
         op = self._table.in_flight.get(each.seq)
-        if op is None or op.ended:
+        if op is None:
+            # Of which it failed is known now, and maybe this node is to report it.
+            self._outcomes.failures.append(FailedOp(each.seq, unpacked(each.error), ()))
+            return
+        if op.ended:
             return
         op.ended, op.error = True, unpacked(each.error)
         op.ordinal = each.ordinal
