@@ -62,7 +62,7 @@ _ROWS = {
 }
 
 Place = Callable[[], AbstractContextManager[object]]
-"""Where a launcher is started: as it is, or within a network namespace."""
+"""A context in which a launcher is started: none, or that of a network namespace."""
 
 
 @dataclass

@@ -80,7 +80,7 @@ for _ in range(times):
 
 
 class Way(Enum):
-    """How a job is ended."""
+    """The ways in which a job is ended."""
 
     EXIT = "exit"
     AGAIN = "again"

@@ -60,7 +60,7 @@ def cores_of_launcher() -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class JobServices:
-    """What a supervisor is to start.
+    """The services of a job that a supervisor starts on one machine.
 
     Attributes:
         job: the name of the folder, the same on every machine of the job.

@@ -249,6 +249,7 @@ class PlanWaiting(Answer):
     refused: str = Field(
         description="What the last rank was told that came and did not fit; else empty."
     )
+    was_open: bool = Field(description="True if a group of this name has been open before.")
     held_by: list[RankPlace] = Field(
         description="The ranks of the group's last opening: the name is free once all have left."
     )

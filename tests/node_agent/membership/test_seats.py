@@ -140,8 +140,8 @@ async def test_a_rank_that_came_after_the_end_of_its_group_is_told_so(
     said = []
     async with linked_node(one.url) as node:
         await one.is_linked()
-        for epoch in (1, 2):
-            one.formation = {"ready": False, "epoch": epoch, "missing": [1]}
+        for was_open in (False, True):
+            one.formation = {"ready": False, "missing": [1], "was_open": was_open}
             with pytest.raises(PeerMissing) as caught:
                 await join(node, {**JOIN, "world_size": 2}, 0.3)
             said.append("was open before, and has ended" in caught.value.message)

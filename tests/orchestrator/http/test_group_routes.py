@@ -46,6 +46,7 @@ async def test_a_wait_that_is_over_says_who_is_there_and_who_is_missing(api: Api
         "missing": [0, 2, 3],
         "gave_up": [],
         "refused": "",
+        "was_open": False,
         "held_by": [],
     }
 
@@ -138,6 +139,7 @@ async def test_the_next_opening_is_waited_for_although_the_last_one_is_known(
     assert body_of(await api.join(0)) == {"opening": 2, "epoch": 2, "ready": False}
     waiting = await api.plan("s0", opening=2)
     assert (waiting.json()["epoch"], waiting.json()["present"]) == (2, [0])
+    assert waiting.json()["was_open"]
 
 
 async def test_other_parameters_are_refused_with_both_values(api: ApiClient) -> None:

@@ -45,10 +45,10 @@ _LONGEST_HOST = 32  # it is in the path of a socket, too
 
 
 class StartMode(Enum):
-    """When a job starts services of its own."""
+    """The rule by which a job starts services of its own: ``ALLFOLD_START``."""
 
     AUTO = "auto"
-    """Where no agent is named, and none listens on the default socket."""
+    """It starts them if no agent is named, and none listens on the default socket."""
     ALWAYS = "always"
     NEVER = "never"
 

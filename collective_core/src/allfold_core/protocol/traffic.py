@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 from allfold_core.errors import InvalidArgument
 
 TrafficClass = Literal["background", "normal", "high"]
-"""What a group's bytes give way to: background to all others, normal to high."""
+"""A group's priority on a line: background yields to all others, normal yields to high."""
 
 LEVELS: tuple[TrafficClass, ...] = ("high", "normal", "background")
 """The classes in the order in which they go."""

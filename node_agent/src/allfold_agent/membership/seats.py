@@ -62,12 +62,12 @@ class _Formation(BaseModel):
     """The answer to a join: the plan, the record of a term, or what it still waits for."""
 
     ready: bool
-    opening: int = Field(default=1, alias="epoch")
     plan: dict[str, Any] = {}
     record: dict[str, Any] = {}
     missing: list[int] = []
     gave_up: list[int] = []
     refused: str = ""
+    was_open: bool = False
     held_by: list[_Place] = []
 
 
@@ -347,7 +347,7 @@ def _incomplete(request: dict[str, Any], formation: _Formation) -> PeerMissing:
     if gave_up:
         reasons.append(f"{name_ranks(gave_up)} came, and gave up before")
     why = "; ".join(reasons) or "there was no time left to wait for its ranks"
-    ended = _HAS_ENDED if formation.opening > 1 and never_came else ""
+    ended = _HAS_ENDED if formation.was_open and never_came else ""
     refused = f"A rank was refused: {formation.refused}. " if formation.refused else ""
     return PeerMissing(
         f"group '{request['group']}' is not complete after {request['init_timeout']:g} s: {why}. "

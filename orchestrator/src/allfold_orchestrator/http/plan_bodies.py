@@ -101,6 +101,7 @@ def encode(found: Found) -> bytes:
         missing=forming.missing,
         gave_up=forming.gave_up,
         refused=forming.refused,
+        was_open=found.last_opening > 0,
         held_by=held_by(found),
     )
     return waiting.model_dump_json().encode()
