@@ -281,7 +281,7 @@ class RankLane:
             return
         word, posted = missing
         self._turn.block(
-            word, lambda is_: is_ != posted and self._words[FIRST] <= op.seq, _GLANCE_SECONDS
+            word, lambda now: now != posted and self._words[FIRST] <= op.seq, _GLANCE_SECONDS
         )
 
     def _missing_post(self, last: LaneOp) -> tuple[int, int] | None:
