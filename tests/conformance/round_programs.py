@@ -156,3 +156,14 @@ def started(group: allfold.Group, numel: int) -> list[Any]:
     tensor = np.full(numel, rank + 1, np.float32)
     result = group.start_round(tensor, weight=rank + 1, wire="int4", feedback="kept").wait()
     return [sorted(set(tensor.tolist())), *told(result)]
+
+
+def with_quorum(
+    group: allfold.Group, value: float, quorum: int, within: float, **options: Any
+) -> list[Any]:
+    """A round that waits only for a quorum: the value that it gives, and what is told of it."""
+    tensor = np.full(3000, value, np.float32)
+    result = group.start_round(
+        tensor, weight=group.rank + 1, quorum=quorum, within=within, **options
+    ).wait()
+    return [sorted(set(tensor.tolist())), result.took_part, result.behind, *told(result)]

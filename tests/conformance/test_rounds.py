@@ -11,7 +11,7 @@ from allfold_core.operations import Kind
 from allfold_core.schedules.registry import strategies_for
 from tests.conformance import round_programs
 from tests.conformance.conftest import OP_SECONDS, SHAPES
-from tests.support.processes.ranks import Job, RankPool, failures, results
+from tests.support.processes.ranks import Call, Job, RankPool, failures, results
 from tests.support.processes.services import Services
 
 SIZES = (1, 7, 1000, 300_007)
@@ -156,3 +156,56 @@ def test_a_round_that_loses_a_rank_is_the_mean_of_those_that_are_left(
             assert values == [pytest.approx(mean, rel=0.2)]
             assert epoch == 1
             assert told == [weights, list(range(len(left)))]
+
+
+# Quorums
+
+WITHIN = 0.3
+
+
+def mean_of(weights: list[float], value: float) -> Any:
+    """The mean where each rank of a weight brings that many times a value."""
+    return pytest.approx(sum(each * each * value for each in weights) / sum(weights))
+
+
+def rounds(job: Job, on: list[int], value: float, quorum: int, **options: Any) -> list[Call]:
+    return [
+        job.start(
+            rank,
+            round_programs.with_quorum,
+            value=(rank + 1) * value,
+            quorum=quorum,
+            within=WITHIN,
+            **options,
+        )
+        for rank in on
+    ]
+
+
+@pytest.mark.parametrize("shape", ["1x3", "2x2", "3x1", "1+2+3"])
+def test_a_round_waits_for_a_quorum_and_those_who_come_later_get_its_result(
+    pool: RankPool, shape: str
+) -> None:
+    """All know who took part, and the late one that it did not, and how far it is behind."""
+    with pool.job(SHAPES[shape], timeout=OP_SECONDS) as job:
+        for late in (0, job.world_size - 1):
+            others = [rank for rank in ranks(job) if rank != late]
+            weights = [float(rank + 1) if rank != late else 0.0 for rank in ranks(job)]
+            for value in (1.0, 2.0, 3.0):
+                for values, took_part, behind, _, *told in results(
+                    rounds(job, others, value, quorum=len(others))
+                ):
+                    assert values == [mean_of(weights, value)]
+                    assert (took_part, behind) == (True, 0)
+                    assert told == [weights, others]
+            for value, left in ((1.0, 2), (2.0, 1), (3.0, 0)):
+                (values, took_part, behind, _, *told), *_ = results(
+                    rounds(job, [late], value, quorum=len(others))
+                )
+                assert values == [mean_of(weights, value)]
+                assert (took_part, behind) == (False, left)
+                assert told == [weights, others]
+            everybody = [float(rank + 1) for rank in ranks(job)]
+            for values, took_part, *_ in results(rounds(job, ranks(job), 1.0, quorum=1)):
+                assert values == [mean_of(everybody, 1.0)]
+                assert took_part

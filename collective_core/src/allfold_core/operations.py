@@ -109,7 +109,8 @@ _ROUNDING = frozenset(
 )
 _KINDS = {kind.code: kind for kind in Kind}
 _REDUCE_OPS = {op.code: op for op in ReduceOp}
-_HEADER = struct.Struct("<BBBBBBxxiIIdQ32s")
+_HEADER = struct.Struct("<BBBBBBHiIIdQ32s")
+_WITHIN = struct.Struct("<d")
 MAX_DIMENSIONS = 64
 MAX_STRATEGY_LABEL = 32
 AUTO = "auto"
@@ -153,6 +154,8 @@ class Fingerprint:
             first those that the caller sends to each rank, then those that it receives from each:
             these are the caller's own, and must only match those of the others.
         alias: the caller's type, where its elements travel as those of another.
+        quorum: once so many ranks have called, the others are waited for only ``within`` seconds
+            more; 0 for all ranks, however long that takes.
     """
 
     kind: Kind
@@ -166,6 +169,8 @@ class Fingerprint:
     feedback: int = 0
     counts: tuple[int, ...] = ()
     alias: Alias = NO_ALIAS
+    quorum: int = 0
+    within: float = 0.0
 
     @property
     def numel(self) -> int:
@@ -212,6 +217,7 @@ class Fingerprint:
             len(self.shape),
             self.wire.code,
             len(alias),
+            self.quorum,
             self.root,
             len(self.counts),
             self.alias.width,
@@ -220,7 +226,8 @@ class Fingerprint:
             strategy,
         )
         sizes = self.shape + self.counts
-        return head + struct.pack(f"<{len(sizes)}Q", *sizes) + alias
+        within = _WITHIN.pack(self.within) if self.quorum else b""
+        return head + struct.pack(f"<{len(sizes)}Q", *sizes) + within + alias
 
     @classmethod
     def unpack(cls, data: bytes | memoryview) -> Fingerprint:
@@ -228,13 +235,15 @@ class Fingerprint:
         if len(data) < _HEADER.size:
             raise ValueError(f"a fingerprint has at least {_HEADER.size} bytes, got {len(data)}")
         head = _HEADER.unpack_from(data)
-        kind, op, dtype, ndim, wire, nalias, root, ncounts, width, factor, feedback, strategy = head
-        end = _HEADER.size + 8 * (ndim + ncounts)
+        kind, op, dtype, ndim, wire, nalias, quorum, root, ncounts, *rest = head
+        width, factor, feedback, strategy = rest
+        end = _HEADER.size + 8 * (ndim + ncounts + (quorum > 0))
         if len(data) != end + nalias:
             raise ValueError(
                 f"a fingerprint of {ndim} dimensions, {ncounts} counts and a dtype's name of "
                 f"{nalias} bytes cannot have {len(data)} bytes"
             )
+        within = _WITHIN.unpack_from(data, end - _WITHIN.size)[0] if quorum else 0.0
         sizes = struct.unpack_from(f"<{ndim + ncounts}Q", data, _HEADER.size)
         return cls(
             kind_from_code(kind),
@@ -248,6 +257,8 @@ class Fingerprint:
             feedback,
             sizes[ndim:],
             Alias.decode(data[end:], width),
+            quorum,
+            within,
         )
 
     def describe(self) -> str:
@@ -264,6 +275,8 @@ class Fingerprint:
             parts.append(f"rows {_listed(self.counts)}")
         if self.kind.has_root:
             parts.append(f"root={self.root}")
+        if self.quorum:
+            parts.append(f"quorum={self.quorum}, within={self.within:g}")
         if self.wire is not Wire.NATIVE:
             parts.append(f"wire={self.wire.label}")
         if self.strategy != AUTO:

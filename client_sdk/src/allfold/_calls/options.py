@@ -31,6 +31,14 @@ class StartOptions(TypedDict, total=False):
     feedback: str | None
 
 
+class RoundOptions(StartOptions, total=False):
+    """Those of a round."""
+
+    weight: float
+    quorum: int | None
+    within: float | None
+
+
 class Options(StartOptions, total=False):
     """Those that all collectives share."""
 

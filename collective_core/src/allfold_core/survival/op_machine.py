@@ -46,7 +46,12 @@ class OpMachine(GroupOps):
             self.called[session] = seq
         if seq <= self.floor:
             self._forget()
-        return self._advance(seq, entry)
+        fingerprint = call.fingerprint
+        if not fingerprint.quorum:
+            return self._advance(seq, entry)
+        calls, quorum = len(entry.calls), fingerprint.quorum
+        doubt = Doubt(seq, Reason.QUORUM, fingerprint.within, calls=calls, quorum=quorum)
+        return [SendDoubt(doubt), *self._advance(seq, entry)]
 
     def rank_ended(self, session: str, how: str, *, withdraws: bool = False) -> Instructions:
         """A local rank is dead or has left. What it has called stays.

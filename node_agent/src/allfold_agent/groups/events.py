@@ -28,6 +28,7 @@ from allfold_core.survival.instructions import (
     Refuse,
     RefuseCalls,
     Release,
+    StandIn,
     Start,
 )
 from allfold_core.survival.judge import unpacked
@@ -194,6 +195,8 @@ class Decisions:
     def _carry_out(self, instruction: Instruction) -> None:
         group = self._group
         match instruction:
+            case StandIn(seq, session, call):
+                group.calls.stand_in(seq, session, call)
             case Cancel(seq, forward):
                 group.runs.cancel(seq, forward=forward)
             case Drop(seq):
