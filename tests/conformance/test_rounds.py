@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from allfold_core.errors import InvalidArgument, PeerRefused, UnknownArgument
+from allfold_core.errors import InvalidArgument, MismatchError, PeerRefused, UnknownArgument
 from allfold_core.operations import Kind
 from allfold_core.schedules.registry import strategies_for
 from tests.conformance import round_programs
@@ -209,3 +209,69 @@ def test_a_round_waits_for_a_quorum_and_those_who_come_later_get_its_result(
             for values, took_part, *_ in results(rounds(job, ranks(job), 1.0, quorum=1)):
                 assert values == [mean_of(everybody, 1.0)]
                 assert took_part
+
+
+def test_what_a_late_rank_has_brought_is_added_to_its_next_round(pool: RankPool) -> None:
+    """Of a lossy wire with feedback between nodes; here the numbers lose nothing."""
+    with pool.job(SHAPES["3x1"], timeout=OP_SECONDS) as job:
+        options = {"wire": "int4", "feedback": "owed"}
+        results(rounds(job, [0, 1], 0.0, quorum=2, **options))
+        (values, took_part, *_), *_ = results(rounds(job, [2], 4.0, quorum=2, **options))
+        assert (values, took_part) == ([0.0], False)
+        brought = 3 * (3 * 4.0)
+        for values, took_part, *_ in results(rounds(job, ranks(job), 0.0, quorum=3, **options)):
+            assert took_part
+            assert values == [pytest.approx(brought / (1 + 2 + 3), rel=0.01)]
+        for values, *_ in results(rounds(job, ranks(job), 0.0, quorum=3, **options)):
+            assert values == [pytest.approx(0.0, abs=0.1)]
+
+
+def test_a_late_rank_that_calls_something_else_is_told_and_the_others_have_their_mean(
+    pool: RankPool,
+) -> None:
+    with pool.job(SHAPES["2x2"], timeout=OP_SECONDS) as job:
+        assert results(rounds(job, [0, 1, 2], 1.0, quorum=3))
+        (failure,) = failures([job.start(3, round_programs.call)])
+        assert isinstance(failure.error, MismatchError)
+        assert "the others have done all_reduce(weighted_mean, float32[3000]" in str(failure.error)
+        assert job.run(round_programs.call) == [[1.5]] * 4
+
+
+@pytest.mark.parametrize("victim", ["leader", "late"])
+def test_a_round_without_late_ranks_survives_the_loss_of_a_node(
+    pool: RankPool, services: Services, victim: str
+) -> None:
+    """The leader's, which counts the calls; or that of a rank that has not called."""
+    with pool.job(SHAPES["5x1"], timeout=OP_SECONDS, on_loss="shrink") as job:
+        # In the order of their names, the first node of the group leads.
+        gone, late = (0, 4) if victim == "leader" else (4, 3)
+        called = [rank for rank in ranks(job) if rank not in (gone, late)]
+        calls = rounds(job, called, 1.0, quorum=3)
+        services.kill_agent(job.nodes[gone])
+        weights = [rank + 1.0 for rank in called]
+        for values, took_part, *_ in results(calls):
+            assert values == [mean_of(weights, 1.0)]
+            assert took_part
+        (values, took_part, *_), *_ = results(rounds(job, [late], 1.0, quorum=3))
+        assert (values, took_part) == ([mean_of(weights, 1.0)], False)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"quorum": 2}, "quorum= and within= belong together: give both or neither"),
+        ({"within": 2}, "quorum= and within= belong together: give both or neither"),
+        ({"quorum": 0, "within": 1}, "quorum= is a number of ranks from 1 to 3, got 0"),
+        ({"quorum": 4, "within": 1}, "quorum= is a number of ranks from 1 to 3, got 4"),
+        ({"quorum": True, "within": 1}, "quorum= is a number of ranks from 1 to 3, got True"),
+        ({"quorum": 1, "within": 0}, "within is a positive number of seconds"),
+        ({"quorum": 1, "within": float("nan")}, "within is a positive number of seconds"),
+    ],
+)
+def test_a_quorum_that_cannot_be_is_refused(
+    pool: RankPool, options: dict[str, Any], text: str
+) -> None:
+    with pool.job(SHAPES["1x3"], timeout=OP_SECONDS) as job:
+        for failure in failures(job.start_all(round_programs.call, **options)):
+            assert isinstance(failure.error, InvalidArgument)
+            assert text in failure.error.message

@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import replace
 
-from allfold_core.operations import Kind
+from allfold_core.operations import Kind, Quorum
 from allfold_core.protocol.peer_link import LinkMessageType
 from allfold_core.survival.decision import ProtocolViolation
 from allfold_core.survival.reports import Call
@@ -95,7 +95,7 @@ class World:
         call, setup = call_of(kind, view), self.setup
         if not setup.quorum or kind is not Kind.ALL_REDUCE:
             return call
-        agreed = replace(call.fingerprint, quorum=setup.quorum, within=setup.within)
+        agreed = replace(call.fingerprint, quorum=Quorum(setup.quorum, setup.within))
         return replace(call, fingerprint=agreed)
 
     def count(self, kind: LinkMessageType) -> None:

@@ -6,7 +6,8 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
-from math import prod
+from math import inf, prod
+from typing import NamedTuple
 
 from allfold_core.dtypes import NO_ALIAS, Alias, DType, Wire
 
@@ -135,6 +136,21 @@ def reduce_op_from_code(code: int) -> ReduceOp | None:
     return _REDUCE_OPS[code]
 
 
+class Quorum(NamedTuple):
+    """How many ranks are enough for an op, and for how long the others are waited for.
+
+    Attributes:
+        ranks: that many; 0 for all, however long that takes.
+        within: so many seconds from when these have called.
+    """
+
+    ranks: int
+    within: float
+
+
+ALL_RANKS = Quorum(0, 0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
     """The properties of a call on which all ranks of an op must agree.
@@ -154,8 +170,7 @@ class Fingerprint:
             first those that the caller sends to each rank, then those that it receives from each:
             these are the caller's own, and must only match those of the others.
         alias: the caller's type, where its elements travel as those of another.
-        quorum: once so many ranks have called, the others are waited for only ``within`` seconds
-            more; 0 for all ranks, however long that takes.
+        quorum: how many ranks are enough.
     """
 
     kind: Kind
@@ -169,8 +184,7 @@ class Fingerprint:
     feedback: int = 0
     counts: tuple[int, ...] = ()
     alias: Alias = NO_ALIAS
-    quorum: int = 0
-    within: float = 0.0
+    quorum: Quorum = ALL_RANKS
 
     @property
     def numel(self) -> int:
@@ -217,7 +231,7 @@ class Fingerprint:
             len(self.shape),
             self.wire.code,
             len(alias),
-            self.quorum,
+            self.quorum.ranks,
             self.root,
             len(self.counts),
             self.alias.width,
@@ -226,7 +240,7 @@ class Fingerprint:
             strategy,
         )
         sizes = self.shape + self.counts
-        within = _WITHIN.pack(self.within) if self.quorum else b""
+        within = _WITHIN.pack(self.quorum.within) if self.quorum.ranks else b""
         return head + struct.pack(f"<{len(sizes)}Q", *sizes) + within + alias
 
     @classmethod
@@ -235,15 +249,19 @@ class Fingerprint:
         if len(data) < _HEADER.size:
             raise ValueError(f"a fingerprint has at least {_HEADER.size} bytes, got {len(data)}")
         head = _HEADER.unpack_from(data)
-        kind, op, dtype, ndim, wire, nalias, quorum, root, ncounts, *rest = head
+        kind, op, dtype, ndim, wire, nalias, needed, root, ncounts, *rest = head
         width, factor, feedback, strategy = rest
-        end = _HEADER.size + 8 * (ndim + ncounts + (quorum > 0))
+        end = _HEADER.size + 8 * (ndim + ncounts + (needed > 0))
         if len(data) != end + nalias:
             raise ValueError(
                 f"a fingerprint of {ndim} dimensions, {ncounts} counts and a dtype's name of "
                 f"{nalias} bytes cannot have {len(data)} bytes"
             )
-        within = _WITHIN.unpack_from(data, end - _WITHIN.size)[0] if quorum else 0.0
+        quorum = ALL_RANKS
+        if needed:
+            quorum = Quorum(needed, *_WITHIN.unpack_from(data, end - _WITHIN.size))
+            if not 0 < quorum.within < inf:
+                raise ValueError(f"a quorum waits for some seconds, got {quorum.within}")
         sizes = struct.unpack_from(f"<{ndim + ncounts}Q", data, _HEADER.size)
         return cls(
             kind_from_code(kind),
@@ -258,7 +276,6 @@ class Fingerprint:
             sizes[ndim:],
             Alias.decode(data[end:], width),
             quorum,
-            within,
         )
 
     def describe(self) -> str:
@@ -275,8 +292,8 @@ class Fingerprint:
             parts.append(f"rows {_listed(self.counts)}")
         if self.kind.has_root:
             parts.append(f"root={self.root}")
-        if self.quorum:
-            parts.append(f"quorum={self.quorum}, within={self.within:g}")
+        if self.quorum.ranks:
+            parts.append(f"quorum={self.quorum.ranks}, within={self.quorum.within:g}")
         if self.wire is not Wire.NATIVE:
             parts.append(f"wire={self.wire.label}")
         if self.strategy != AUTO:

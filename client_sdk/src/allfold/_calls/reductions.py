@@ -22,7 +22,7 @@ from allfold._calls.call import (
 from allfold_core.dtypes import DType
 from allfold_core.errors import InvalidArgument
 from allfold_core.group_options import checked_seconds
-from allfold_core.operations import Fingerprint, Kind, ReduceOp
+from allfold_core.operations import ALL_RANKS, Fingerprint, Kind, Quorum, ReduceOp
 
 _REDUCE_OPS = {op.label: op for op in ReduceOp} | {
     "avg": ReduceOp.MEAN,
@@ -66,7 +66,6 @@ def weighted_mean(
         factor=number,
         alias=given.alias,
         quorum=_checked_quorum(seat, quorum, within),
-        within=float(within or 0.0),
     )
     return CollectiveCall(
         print_,
@@ -78,18 +77,17 @@ def weighted_mean(
     )
 
 
-def _checked_quorum(seat: CallerSeat, quorum: int | None, within: float | None) -> int:
+def _checked_quorum(seat: CallerSeat, quorum: int | None, within: float | None) -> Quorum:
     if (quorum is None) != (within is None):
         raise InvalidArgument("quorum= and within= belong together: give both or neither")
     if quorum is None:
-        return 0
+        return ALL_RANKS
     found = None if isinstance(quorum, bool) else whole_numbers([quorum])
     if found is None or not 1 <= found[0] <= seat.world_size:
         raise InvalidArgument(
             f"quorum= is a number of ranks from 1 to {seat.world_size}, got {quorum!r}"
         )
-    checked_seconds("within", within)
-    return found[0]
+    return Quorum(found[0], checked_seconds("within", within))
 
 
 def reduce(

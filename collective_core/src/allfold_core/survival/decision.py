@@ -197,7 +197,7 @@ class _Round:
         sessions = {**self.evidence.known, **self.known}[outcome.stamp].sessions
         calls = {s: call for r in self.evidence.of(seq).values() for s, call in r.calls.items()}
         called = sorted(calls.keys() & sessions)
-        if not called or len(called) < calls[called[0]].fingerprint.quorum:
+        if not called or len(called) < calls[called[0]].fingerprint.quorum.ranks:
             return outcome
         return replace(outcome, absent=sessions.difference(called), call=calls[called[0]])
 

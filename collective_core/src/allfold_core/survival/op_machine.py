@@ -46,11 +46,10 @@ class OpMachine(GroupOps):
             self.called[session] = seq
         if seq <= self.floor:
             self._forget()
-        fingerprint = call.fingerprint
-        if not fingerprint.quorum:
+        needed, within = call.fingerprint.quorum
+        if not needed:
             return self._advance(seq, entry)
-        calls, quorum = len(entry.calls), fingerprint.quorum
-        doubt = Doubt(seq, Reason.QUORUM, fingerprint.within, calls=calls, quorum=quorum)
+        doubt = Doubt(seq, Reason.QUORUM, within, calls=len(entry.calls), quorum=needed)
         return [SendDoubt(doubt), *self._advance(seq, entry)]
 
     def rank_ended(self, session: str, how: str, *, withdraws: bool = False) -> Instructions:
