@@ -37,15 +37,15 @@ def test_what_all_calls_deliver_is_exactly_what_all_ranks_have_brought(job: Job)
 
 
 def test_the_mean_of_many_results_converges_to_the_mean(job: Job) -> None:
-    times = (50, 200, 400)
+    times = (30, 100, 250)
     found = job.run(sparse_programs.mean_of_means, numel=1500, times=times, seconds=60)
     assert found == [found[0]] * job.world_size, "the same bits on all ranks"
     first, second, third = found[0][0]
     if len(job.node_names) == 1:
         assert third < 1e-6
     else:
-        assert third < 0.6 * second < 0.3 * first
-        assert third < 0.2
+        assert third < 0.6 * second < 0.36 * first
+        assert third < 0.3
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])

@@ -229,7 +229,7 @@ def test_what_is_sparse_goes_straight_to_the_owner_of_its_place(kind: Kind) -> N
                 chosen = choose(kind, plan, nbytes, wire=Wire.TOPK, feedback=True)
                 assert chosen == SPARSE[kind]
     for name in candidates(kind):
-        for plan, asked in ((plan_of(4), name), (plan_of(4, **{kind.label: name}), "auto")):
+        for plan, asked in ((plan_of(4), name), (plan_of(4, None, **{kind.label: name}), "auto")):
             if name == SPARSE[kind]:
                 assert choose(kind, plan, 100, asked=asked, wire=Wire.TOPK, feedback=True) == name
                 continue

@@ -196,7 +196,7 @@ def test_what_was_delivered_and_what_is_owed_is_exactly_what_was_given() -> None
 
 
 def test_with_error_feedback_every_element_has_its_turn() -> None:
-    """After 300 calls nothing owed is more than some 64 times what one call brings."""
+    """So what is owed stays some times what a call brings, and the mean of all becomes exact."""
     values = np.random.default_rng(3).normal(size=BLOCK).astype(np.float32)
     codec, residual = codec_of(Wire.TOPK), Residual(BLOCK, values.dtype)
     assert codec is not None

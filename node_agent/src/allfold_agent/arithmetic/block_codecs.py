@@ -151,7 +151,9 @@ def to_sign(rows: Array) -> Quantized:
     return Quantized(scale[:, None], elements)
 
 
-def blocks_of(wire: Wire, values: Array, code: memoryview) -> Iterator[tuple[Array, Array, Array]]:
+def blocks_of(
+    wire: Wire, values: Array, code: memoryview, at_once: int = BLOCK
+) -> Iterator[tuple[Array, Array, Array]]:
     """(blocks, scales, elements): whole blocks as rows of matrices, and what is left as another.
 
     Scales are bytes, a row for each block; elements are bytes, flat.
@@ -161,8 +163,8 @@ def blocks_of(wire: Wire, values: Array, code: memoryview) -> Iterator[tuple[Arr
     scales = np.frombuffer(code[:start], np.uint8).reshape(-1, wire.scale_bytes)
     elements = np.frombuffer(code[start:], np.uint8)
     whole = numel - numel % size
-    for first in (*range(0, whole, BLOCK), *([whole] if whole < numel else [])):
-        last = min(first + BLOCK, whole) if first < whole else numel
+    for first in (*range(0, whole, at_once), *([whole] if whole < numel else [])):
+        last = min(first + at_once, whole) if first < whole else numel
         yield (
             values[first:last].reshape(-1, min(size, last - first)),
             scales[first // size : -(-last // size)],

@@ -10,7 +10,7 @@ import numpy as np
 
 from allfold_agent.arithmetic.arrays import Array
 from allfold_agent.arithmetic.block_codecs import blocks_of, rounded_scales, scratch_like
-from allfold_agent.arithmetic.halves import HALVES
+from allfold_agent.arithmetic.halves import BLOCK, HALVES
 from allfold_core.dtypes import DType, Wire
 
 _BFLOAT16 = HALVES[DType.BFLOAT16]
@@ -25,6 +25,10 @@ _SHARING = np.array([1, 1, 2, 4, 8, 16, 32])
 _ENDS = _SHARING.cumsum()
 _STARTS = _ENDS - _SHARING
 _ALL_BITS = 0x7FFFFFFF  # of a magnitude in float32
+_ROW_SHIFT = 31 + _PLACE_BITS
+# What is searched at a time stays in caches. What is found is little, and takes longer in parts.
+_ROWS = BLOCK // _WIRE.block
+_AT_ONCE = 16 * BLOCK
 
 
 class Sparse:
@@ -34,7 +38,7 @@ class Sparse:
     """
 
     def encode(self, values: Array, code: memoryview) -> None:
-        for block, scales, elements in blocks_of(_WIRE, values, code):
+        for block, scales, elements in blocks_of(_WIRE, values, code, _AT_ONCE):
             rows = block.astype(np.float32, copy=False)
             at, magnitudes, finite = _greatest(rows)
             numbers = at % rows.shape[1] << 1 | np.signbit(rows.reshape(-1)[at])
@@ -46,7 +50,7 @@ class Sparse:
             _decode(wide, numbers, block)
 
     def decode(self, code: memoryview, values: Array) -> None:
-        for block, scales, elements in blocks_of(_WIRE, values, code):
+        for block, scales, elements in blocks_of(_WIRE, values, code, _AT_ONCE):
             halves = scales.view(np.uint16)
             wide = np.empty(halves.shape, np.float32)
             _BFLOAT16.widen(halves, wide)
@@ -60,8 +64,29 @@ def _greatest(rows: Array) -> tuple[Array, Array, Array]:
 
     Where they are is counted through all rows.
     """
-    numel = rows.shape[1]
+    blocks, numel = rows.shape
     count = _WIRE.travelling(numel)
+    finite = np.empty(blocks, np.bool_)
+    found: list[Array] = []
+    for first in range(0, blocks, _ROWS):
+        part = slice(first, first + _ROWS)
+        keys, finite[part] = _candidates(rows[part], count)
+        found.append(keys + (first << _ROW_SHIFT))
+    keys = np.concatenate(found)
+    starts = np.searchsorted(keys, np.arange(blocks) << _ROW_SHIFT)
+    chosen = keys[starts[:, None] + np.arange(count)]
+    bits = _ALL_BITS - (chosen >> _PLACE_BITS & _ALL_BITS)
+    at = chosen & (1 << _PLACE_BITS) - 1
+    at += np.arange(0, rows.size, numel)[:, None]
+    return at, bits.astype(np.int32).view(np.float32), finite
+
+
+def _candidates(rows: Array, count: int) -> tuple[Array, Array]:
+    """(keys, finite): as many elements of each row as are wanted, and hardly more.
+
+    Sorted keys are in the order of rows, then of falling magnitudes, then of places.
+    """
+    numel = rows.shape[1]
     magnitudes = np.abs(rows, out=scratch_like(rows))
     grouped = magnitudes.reshape(len(rows), _GROUP if numel == _WIRE.block else 1, -1)
     greatest = grouped.max(axis=1)
@@ -78,14 +103,9 @@ def _greatest(rows: Array) -> tuple[Array, Array, Array]:
         at = np.concatenate((above, _first_of_each(magnitudes == threshold, count)))
     below = _ALL_BITS - magnitudes.view(np.int32).reshape(-1)[at].astype(np.int64)
     row = at // numel
-    keys = (row << 31 | below) << _PLACE_BITS | at - row * numel
+    keys = row << _ROW_SHIFT | below << _PLACE_BITS | at - row * numel
     keys.sort()
-    starts = np.searchsorted(keys, np.arange(len(rows)) << 31 + _PLACE_BITS)
-    chosen = keys[starts[:, None] + np.arange(count)]
-    bits = _ALL_BITS - (chosen >> _PLACE_BITS & _ALL_BITS)
-    places = chosen & (1 << _PLACE_BITS) - 1
-    places += np.arange(0, rows.size, numel)[:, None]
-    return places, bits.astype(np.int32).view(np.float32), finite
+    return keys, finite
 
 
 def _first_of_each(flags: Array, count: int) -> Array:
