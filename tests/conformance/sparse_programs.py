@@ -36,20 +36,27 @@ def drained(group: allfold.Group, numel: int, calls: int, most: int) -> list[Any
     return [bool((got == given).all()), len(results), digest(b"".join(results))]
 
 
-def mean_of_means(group: allfold.Group, numel: int, times: Sequence[int]) -> list[Any]:
-    """Of one all-reduce again and again, how far the mean of so many results is off, by times.
+def mean_of_means(
+    group: allfold.Group, numel: int, times: Sequence[int], in_rounds: bool
+) -> list[Any]:
+    """Of one mean again and again, how far the mean of so many results is off, by times.
 
-    As a share of the mean itself. With the digest of all results.
+    As a share of the mean itself, which in rounds is weighted. With the digest of all results.
     """
+    options: dict[str, Any] = {"wire": "topk", "feedback": f"means {in_rounds}"}
+    weights = [rank + 1 if in_rounds else 1 for rank in range(group.world_size)]
     values = [
         np.random.default_rng([numel, rank]).normal(size=numel).astype(np.float32)
         for rank in range(group.world_size)
     ]
-    right, total = np.mean(values, 0, dtype=np.float64), np.zeros(numel)
+    right, total = np.average(values, 0, weights), np.zeros(numel)
     errors, results = [], []
     for seq in range(1, max(times) + 1):
         tensor = values[group.rank].copy()
-        group.all_reduce(tensor, "mean", wire="topk", feedback="means")
+        if in_rounds:
+            group.start_round(tensor, weight=weights[group.rank], **options).wait()
+        else:
+            group.all_reduce(tensor, "mean", **options)
         total += tensor
         results.append(tensor.tobytes())
         if seq in times:

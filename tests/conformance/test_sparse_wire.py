@@ -36,9 +36,12 @@ def test_what_all_calls_deliver_is_exactly_what_all_ranks_have_brought(job: Job)
     assert (called == calls + 1) == (len(job.node_names) == 1), "one node alone sends nothing"
 
 
-def test_the_mean_of_many_results_converges_to_the_mean(job: Job) -> None:
+@pytest.mark.parametrize("in_rounds", [False, True], ids=["all_reduce", "round"])
+def test_the_mean_of_many_results_converges_to_the_mean(job: Job, in_rounds: bool) -> None:
     times = (30, 100, 250)
-    found = job.run(sparse_programs.mean_of_means, numel=1500, times=times, seconds=60)
+    found = job.run(
+        sparse_programs.mean_of_means, numel=1500, times=times, in_rounds=in_rounds, seconds=60
+    )
     assert found == [found[0]] * job.world_size, "the same bits on all ranks"
     first, second, third = found[0][0]
     if len(job.node_names) == 1:
