@@ -99,15 +99,8 @@ class ReduceOp(Enum):
 
 
 _BITWISE = frozenset({ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR})
-_ROUNDING = frozenset(
-    {
-        ReduceOp.SUM,
-        ReduceOp.MEAN,
-        ReduceOp.PRODUCT,
-        ReduceOp.PREMUL_SUM,
-        ReduceOp.WEIGHTED_MEAN,
-    }
-)
+_ADDING = frozenset({ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.PREMUL_SUM, ReduceOp.WEIGHTED_MEAN})
+_ROUNDING = _ADDING | {ReduceOp.PRODUCT}
 _KINDS = {kind.code: kind for kind in Kind}
 _REDUCE_OPS = {op.code: op for op in ReduceOp}
 _HEADER = struct.Struct("<BBBBBBHiIIdQ32s")
@@ -215,6 +208,16 @@ class Fingerprint:
     def received(self) -> tuple[int, ...]:
         """Return the number of rows that the caller of an all-to-all receives from each rank."""
         return self.counts[len(self.counts) // 2 :]
+
+    def wire_refusal(self) -> str | None:
+        """Return why the call cannot travel in its format; ``None`` if it can."""
+        if self.wire.is_sparse and not (self.feedback and self.reduce_op in _ADDING):
+            return (
+                f"wire={self.wire.label!r} is for sums and means with feedback='name': one of "
+                f"{self.wire.one_of} elements travels, and the others are kept for the next call "
+                "of that name"
+            )
+        return self.wire.refusal(self.kept_dtype)
 
     def pack(self) -> bytes:
         """The canonical bytes: equal fingerprints, and only those, have equal bytes.
