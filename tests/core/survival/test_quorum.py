@@ -8,7 +8,7 @@ import pytest
 
 from allfold_core.operations import Kind, Quorum
 from allfold_core.survival.decision import decide
-from allfold_core.survival.instructions import Cancel, Installed, SendDoubt, StandIn, Start
+from allfold_core.survival.instructions import CallInPlace, Cancel, Installed, SendDoubt, Start
 from allfold_core.survival.leader_machine import Freeze, LeaderMachine
 from allfold_core.survival.records import Epoch, Term
 from allfold_core.survival.reports import (
@@ -117,7 +117,7 @@ def test_a_node_calls_in_place_of_its_late_rank_and_begins() -> None:
     me.call(0, "r2", wanted(1))
     me.freeze(0, 1)
     assert me.install(decided({0: absent("r0")}, EPOCH)) == [
-        StandIn(0, "r0", wanted(1)),
+        CallInPlace(0, "r0", wanted(1)),
         Start(0, EPOCH),
     ]
     assert report(me.freeze(0, 2)).ops[0].calls.keys() == {"r0", "r2"}
@@ -127,8 +127,8 @@ def test_a_node_of_which_nobody_has_called_calls_for_all_its_ranks() -> None:
     me = machine("a")
     me.freeze(0, 1)
     assert me.install(decided({0: absent("r0", "r1", "r2")}, EPOCH)) == [
-        StandIn(0, "r0", wanted(1)),
-        StandIn(0, "r2", wanted(1)),
+        CallInPlace(0, "r0", wanted(1)),
+        CallInPlace(0, "r2", wanted(1)),
         Start(0, EPOCH),
     ]
 
@@ -146,7 +146,7 @@ def test_nobody_calls_in_place_of_a_dead_rank_or_of_an_op_that_is_complete() -> 
     me.call(0, "r2", wanted(1))
     me.rank_ended("r0", "died")
     me.freeze(0, 1)
-    assert StandIn(0, "r0", wanted(1)) not in me.install(decided({0: absent("r0")}, EPOCH))
+    assert CallInPlace(0, "r0", wanted(1)) not in me.install(decided({0: absent("r0")}, EPOCH))
     me = machine("a")
     for session in ("r0", "r2"):
         me.call(0, session, wanted(1))

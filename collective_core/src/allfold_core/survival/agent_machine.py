@@ -13,6 +13,7 @@ from dataclasses import replace
 from allfold_core.survival.decision import ProtocolViolation
 from allfold_core.survival.group_ops import OpEntry
 from allfold_core.survival.instructions import (
+    CallInPlace,
     Cancel,
     Evicted,
     Installed,
@@ -24,7 +25,6 @@ from allfold_core.survival.instructions import (
     RefuseCalls,
     SendReport,
     SendWishes,
-    StandIn,
 )
 from allfold_core.survival.op_machine import OpMachine
 from allfold_core.survival.records import NO_EPOCH, Epoch, Term
@@ -263,7 +263,7 @@ class AgentMachine(OpMachine):
         late = absent & self._ours(self._epoch_of(entry)) - entry.calls.keys() - self.dead.keys()
         for session in sorted(late) if entry.state is OpState.OPEN else ():
             entry.calls[session] = call
-            yield StandIn(seq, session, call)
+            yield CallInPlace(seq, session, call)
 
     def _drop_calls_of_the_lost(self) -> Iterator[Instruction]:
         """Forget what a rank had called that is not in the epoch of the op.

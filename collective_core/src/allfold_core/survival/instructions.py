@@ -20,7 +20,7 @@ class Start:
 
 
 @dataclass(slots=True)
-class StandIn:
+class CallInPlace:
     """Take the place of a local rank that an op does not wait for, with a call like another's."""
 
     seq: int
@@ -158,7 +158,7 @@ class Evicted:
 
 Instruction = (
     Start
-    | StandIn
+    | CallInPlace
     | Cancel
     | Drop
     | Fetch
