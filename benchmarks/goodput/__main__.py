@@ -10,15 +10,19 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from allfold_core.errors import AllfoldError
 from benchmarks import machine
+from benchmarks.children import python
 from benchmarks.errors import BenchmarkFailed
 from benchmarks.goodput.accounts import Phase, Stalls, goodput
+from benchmarks.goodput.rank import Orders
 from benchmarks.goodput.training import Training
 
 TO_REACH = 0.97
+_GROUP = "goodput"
 _HELP = """\
 An elastic training in which somebody is killed every few seconds, and replaced at once.
 
@@ -140,7 +144,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
 
 def measure(options: Options) -> Outcome:
     """Run the training, first undisturbed, then with faults."""
-    with Training(options.nodes, options.step_ms / 1e3, options.kib << 10) as training:
+    with Training(options.nodes, partial(_command, options)) as training:
         training.await_all()
         began = time.monotonic()
         training.watch(options.undisturbed)
@@ -166,6 +170,12 @@ def measure(options: Options) -> Outcome:
         Stalls.of(logs, disturbed, undisturbed.mean),
         [log[0].began - kill for log, kill in zip(replacements, kills, strict=True)],
     )
+
+
+def _command(options: Options, agent: str, seat: int, log: Path) -> list[str]:
+    seconds, nbytes = options.step_ms / 1e3, options.kib << 10
+    orders = Orders(_GROUP, agent, seat, options.nodes, seconds, nbytes, str(log))
+    return python("benchmarks.goodput.rank", orders.pack())
 
 
 def _watch_until(training: Training, due: float) -> None:

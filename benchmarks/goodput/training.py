@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +12,10 @@ from typing import Self
 
 from allfold_cluster import Cluster, free_address
 from allfold_cluster.processes import Child, stop_all, wait_for
-from benchmarks.children import environment, python
+from benchmarks.children import environment
 from benchmarks.errors import BenchmarkFailed
 from benchmarks.goodput.accounts import Step, read
-from benchmarks.goodput.rank import Orders
 
-_GROUP = "goodput"
 _PATIENCE_SECONDS = 60.0
 _LOOK_AGAIN_SECONDS = 0.02
 
@@ -35,13 +34,12 @@ class Training:
 
     Args:
         world: how many agents, and ranks.
-        compute_seconds, nbytes: of a step of the training.
+        command: of the rank of a seat, given its agent's socket and the file for its steps.
     """
 
-    def __init__(self, world: int, compute_seconds: float, nbytes: int) -> None:
+    def __init__(self, world: int, command: Callable[[str, int, Path], list[str]]) -> None:
         self._world = world
-        self._compute_seconds = compute_seconds
-        self._nbytes = nbytes
+        self._command = command
         self._ending = ExitStack()
         self._started: list[RankProcess] = []
         self._living: dict[str, RankProcess] = {}
@@ -63,7 +61,11 @@ class Training:
 
     def logs(self) -> list[list[Step]]:
         """Return what each rank that was ever there has logged."""
-        return [read(rank.log) for rank in self._started]
+        return [read(file) for file in self.files()]
+
+    def files(self) -> list[Path]:
+        """Return the log of each rank that was ever there."""
+        return [rank.log for rank in self._started]
 
     def await_all(self) -> None:
         """Wait until every rank that lives has committed a step that all ranks have made."""
@@ -105,16 +107,7 @@ class Training:
 
     def _start_rank(self, node: str) -> None:
         log = self._cluster.folder / f"{node}.{len(self._started)}.steps"
-        orders = Orders(
-            _GROUP,
-            self._cluster.socket_of(node),
-            self.nodes.index(node),
-            self._world,
-            self._compute_seconds,
-            self._nbytes,
-            str(log),
-        )
-        command = python("benchmarks.goodput.rank", orders.pack())
+        command = self._command(self._cluster.socket_of(node), self.nodes.index(node), log)
         child = Child(f"the rank on {node}", command, env=self._cluster.env)
         self._living[node] = RankProcess(node, child, log)
         self._started.append(self._living[node])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from allfold_cluster.network.forwarder import Port
+import pytest
+
+from allfold_cluster.network.forwarder import Port, is_lost
 
 PACKET = bytes(1000)
 
@@ -37,3 +39,11 @@ def test_what_a_full_queue_cannot_hold_is_dropped() -> None:
         port.accept(large, now=0.0, rate=0.0, delay=1.0)
     assert len(port.arrived(1.0)) == 64
     assert port.queued == 0
+
+
+def test_a_packet_is_lost_as_often_as_one_of_the_segments_that_it_stands_for() -> None:
+    draws = [number / 10_000 for number in range(10_000)]
+    for nbytes, segments in ((52, 1), (1448, 1), (1449, 2), (9000, 7)):
+        lost = sum(is_lost(nbytes, 0.001, drawn) for drawn in draws)
+        assert lost == pytest.approx(10 * segments, abs=1)
+    assert not is_lost(9000, 0.0, 0.0)

@@ -351,9 +351,10 @@ def test_scale_is_three_parts_of_the_same_program() -> None:
     assert chosen.scale == Scale(10_000, 8, 1, 64)
 
 
-def test_networks_have_a_rate_or_a_delay_or_both() -> None:
+def test_networks_have_a_rate_a_delay_and_losses_or_some_of_these() -> None:
     assert Network.parse("1gbit") == Network("1gbit", 1e9, 0.0)
     assert Network.parse("20ms+200mbit") == Network("20ms+200mbit", 2e8, 0.02)
+    assert Network.parse("1gbit+0.1%") == Network("1gbit+0.1%", 1e9, 0.0, 0.001)
     chosen = options.parse(["--network", "1gbit,20ms", "--wires", "int8", "--json", "x"])
     assert [network.name for network in chosen.networks] == ["1gbit", "20ms"]
     assert chosen.libraries == ["allfold", "allfold:int8", "gloo"]

@@ -1,10 +1,12 @@
 """A router in a process: it forwards IP packets between TUN devices after a delay, at a rate.
 
-    python -m allfold_cluster.network.forwarder '{"rate": 0, "delay": 0.02, "addresses": {...}}'
+    python -m allfold_cluster.network.forwarder \\
+        '{"rate": 0, "delay": 0.02, "loss": 0.001, "addresses": {...}}'
 
 The kernel's own delay (netem) is not in every kernel. What runs in the namespaces sees an ordinary
 interface. A packet waits for its turn at its sender's rate, then ``delay`` seconds; a queue that is
-full drops what comes, as a router's does.
+full drops what comes, as a router's does. At the end of its way a packet is lost with a probability
+of ``loss`` for each segment of ordinary size that it stands for.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import json
+import math
 import os
+import random
 import select
 import signal
 import socket
@@ -28,6 +32,7 @@ from allfold_cluster.network.namespaces import entered
 # Jumbo frames: few packets, so that Python keeps up, and yet many in a connection's first window,
 # which grows unsteadily where it holds but one.
 MTU = 9_000
+_SEGMENT_BYTES = 1448
 _TUNSETIFF = 0x400454CA
 _IFF_TUN, _IFF_NO_PI = 0x0001, 0x1000
 _SIOCSIFMTU, _SIOCSIFTXQLEN = 0x8922, 0x8943
@@ -68,10 +73,12 @@ class Port:
 class Forwarder:
     """All ports, and what goes where."""
 
-    def __init__(self, ports: dict[bytes, Port], rate: float, delay: float) -> None:
+    def __init__(
+        self, ports: dict[bytes, Port], rate: float, delay: float, loss: float = 0.0
+    ) -> None:
         self._ports = ports
         self._by_fd = {port.fd: port for port in ports.values()}
-        self._rate, self._delay = rate, delay
+        self._rate, self._delay, self._loss = rate, delay, loss
         self._poll = select.epoll()
         for fd in self._by_fd:
             self._poll.register(fd, select.EPOLLIN)
@@ -99,6 +106,8 @@ class Forwarder:
         port = self._ports.get(packet[_DESTINATION])
         if port is None:  # not ours: IPv6's search for routers, or multicast
             return
+        if is_lost(len(packet), self._loss, random.random()):
+            return
         try:
             os.write(port.fd, packet)
         except BlockingIOError:
@@ -107,6 +116,11 @@ class Forwarder:
     def _patience(self) -> float:
         due = [port.line[0][0] for port in self._by_fd.values() if port.line]
         return max(0.0, min(due) - time.monotonic()) if due else _IDLE_SECONDS
+
+
+def is_lost(nbytes: int, loss: float, drawn: float) -> bool:
+    """Return if a packet is lost, given a number between 0 and 1: it stands for some segments."""
+    return drawn < loss * math.ceil(nbytes / _SEGMENT_BYTES)
 
 
 def open_tun(namespace: str) -> int:
@@ -132,7 +146,7 @@ def main() -> None:
         for namespace, address in plan["addresses"].items()
     }
     print("ready", flush=True)
-    Forwarder(ports, plan["rate"], plan["delay"]).run()
+    Forwarder(ports, plan["rate"], plan["delay"], plan["loss"]).run()
 
 
 if __name__ == "__main__":

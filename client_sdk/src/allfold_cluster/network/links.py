@@ -1,4 +1,4 @@
-"""The links between the namespaces: a switch with a rate, or a forwarder that also delays."""
+"""The links between the namespaces: a switch with a rate, or a forwarder with delays and losses."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SWITCH_ADDRESS = f"{_NET}.254"
 def connected(network: Network, spaces: Namespaces) -> Iterator[None]:
     """The namespaces with links between them."""
     with ExitStack() as ending:
-        if network.delay:
+        if network.is_forwarded:
             ending.enter_context(_forwarder(network, spaces))
         else:
             _wire(network, spaces)
@@ -79,7 +79,8 @@ def _forwarder(network: Network, spaces: Namespaces) -> Iterator[None]:
     """TUN devices in all namespaces, and the process that forwards between them."""
     addresses = {node: address(number) for number, node in enumerate(spaces.nodes)}
     addresses[spaces.switch] = SWITCH_ADDRESS
-    plan = json.dumps({"rate": network.rate, "delay": network.delay, "addresses": addresses})
+    line = {"rate": network.rate, "delay": network.delay, "loss": network.loss}
+    plan = json.dumps(line | {"addresses": addresses})
     child = Child(
         "forwarder",
         [sys.executable, "-P", "-m", "allfold_cluster.network.forwarder", plan],

@@ -1,0 +1,1 @@
+"""What rounds must reach: computing, bytes, slow ranks, kills, and others in the same run."""

@@ -1,0 +1,208 @@
+"""A rank that trains on handwritten digits in several ways, one after the other.
+
+python -m benchmarks.rounds.peers_rank '{"rank": 0, ...}' '{"steps": 192, ...}'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from time import monotonic, sleep
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from train_digits import load_data
+
+import allfold
+from allfold.torch.hook import HookState
+from allfold.torch.hook import hook as wire_hook
+from benchmarks.rounds.peers import ALONE, BFLOAT16, DDP, INT4, POWER_SGD, TOPK, WAYS, Orders
+from benchmarks.rounds.seat import Seat
+
+_TIMEOUT_SECONDS = 120.0
+_WIDTH = 256
+_BATCH = 16
+_LEARNING_RATE = 0.05
+_OUTER_RATE, _OUTER_MOMENTUM = 0.7, 0.9
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a training has come to.
+
+    Attributes:
+        elapsed: seconds of all steps.
+        loss: of the test images, in the end.
+        total: of the parameters, which tells other bits.
+    """
+
+    elapsed: float
+    loss: float
+    total: float
+
+
+Batches = Iterator[tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Training:
+    """What all ways to train have in common."""
+
+    group: allfold.Group
+    model: nn.Module
+    batches: Batches
+    orders: Orders
+
+    def parameters(self) -> Tensor:
+        """Return a copy of all parameters."""
+        return parameters_to_vector(self.model.parameters()).detach()
+
+    def run(self, model: nn.Module, after: Callable[[int], None] = lambda _: None) -> None:
+        """Do all steps; calls ``after`` with the number of each, from 1 on."""
+        optimizer = torch.optim.SGD(model.parameters(), _LEARNING_RATE, momentum=0.9)
+        for number, (images, labels) in enumerate(self.batches, 1):
+            sleep(self.orders.step)
+            optimizer.zero_grad()
+            cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            after(number)
+
+
+class Outer:
+    """DiLoCo, whose rounds are waited for half a period later.
+
+    Douillard et al., DiLoCo (2023), algorithm 1: the outer gradient is how far the parameters have
+    come since the last synchronization, and its mean goes to SGD with Nesterov momentum. What was
+    learned while the round was under way is kept on top.
+    """
+
+    def __init__(self, training: Training, wire: str) -> None:
+        self._training = training
+        self._wire = wire
+        self._synchronized = training.parameters()
+        self._momentum = torch.zeros_like(self._synchronized)
+        self._under_way: tuple[Tensor, allfold.Round] | None = None
+
+    def after(self, number: int) -> None:
+        """Start a round after each period, and take its mean over half a period later."""
+        every = self._training.orders.every
+        if number % every == 0:
+            now = self._training.parameters()
+            delta = self._synchronized - now
+            group = self._training.group
+            self._under_way = now, group.start_round(delta, wire=self._wire, feedback=self._wire)
+        elif number % every == every // 2:
+            self.finish()
+
+    def finish(self, *, last: bool = False) -> None:
+        """Take the mean over, if a round is under way; the last one alone is what all have."""
+        if self._under_way is not None:
+            then, handle = self._under_way
+            self._under_way = None
+            mean = handle.wait().tensors
+            self._momentum.mul_(_OUTER_MOMENTUM).add_(mean)
+            step = mean + _OUTER_MOMENTUM * self._momentum
+            learned = self._training.parameters() - then
+            self._synchronized = self._synchronized - _OUTER_RATE * step
+            self._set(self._synchronized + learned)
+        if last:
+            self._set(self._synchronized)
+
+    def _set(self, parameters: Tensor) -> None:
+        vector_to_parameters(parameters, self._training.model.parameters())
+
+
+def _alone(training: Training) -> None:
+    training.run(training.model)
+
+
+def _ddp(training: Training, hook: Callable[..., Any] | None = None, state: object = None) -> None:
+    # All ranks have the same seed.
+    parallel = DistributedDataParallel(training.model, init_sync=False)
+    if hook is not None:
+        parallel.register_comm_hook(state, hook)
+    training.run(parallel)
+
+
+def _bfloat16(training: Training) -> None:
+    _ddp(training, wire_hook, HookState(training.group, wire="bfloat16"))
+
+
+def _power_sgd(training: Training) -> None:
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
+    _ddp(training, powerSGD_hook.powerSGD_hook, state)
+
+
+def _rounds(training: Training, wire: str) -> None:
+    outer = Outer(training, wire)
+    training.run(training.model, outer.after)
+    outer.finish(last=True)
+
+
+_TRAININGS: dict[str, Callable[[Training], None]] = {
+    ALONE: _alone,
+    DDP: _ddp,
+    BFLOAT16: _bfloat16,
+    POWER_SGD: _power_sgd,
+    INT4: partial(_rounds, wire="int4"),
+    TOPK: partial(_rounds, wire="topk"),
+}
+
+
+def main() -> None:
+    """Train in every way, and tell of each."""
+    seat, given = Seat.given()
+    orders = Orders(**given)
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "allfold",
+        init_method=f"file://{seat.folder}/{seat.group}.store",
+        rank=seat.rank,
+        world_size=seat.world,
+        timeout=timedelta(seconds=_TIMEOUT_SECONDS),
+    )
+    group = allfold.init(
+        rank=seat.rank, world_size=seat.world, group=seat.group, timeout=_TIMEOUT_SECONDS
+    )
+    images, test_images, labels, test_labels = load_data()
+    for way in WAYS:
+        torch.manual_seed(0)
+        batches = _batches(images, labels, seat, orders.steps)
+        training = Training(group, _model(), batches, orders)
+        dist.barrier()
+        began = monotonic()
+        _TRAININGS[way](training)
+        elapsed = monotonic() - began
+        with torch.no_grad():
+            loss = cross_entropy(training.model(test_images), test_labels).item()
+            total = training.parameters().double().sum().item()
+        seat.tell(way, Report(elapsed, loss, total))
+    dist.destroy_process_group()
+    allfold.shutdown()
+
+
+def _batches(images: Tensor, labels: Tensor, seat: Seat, steps: int) -> Batches:
+    """Yield this rank's share of each batch; the same ones in every way of training."""
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        batch = torch.randint(len(images), (seat.world, _BATCH), generator=generator)[seat.rank]
+        yield images[batch], labels[batch]
+
+
+def _model() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(64, _WIDTH), nn.ReLU(), nn.Linear(_WIDTH, _WIDTH), nn.ReLU(),
+        nn.Linear(_WIDTH, 10),
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
