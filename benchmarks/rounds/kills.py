@@ -20,7 +20,7 @@ from benchmarks.rounds.options import WORLD, Options
 
 HEAD = (
     *("what", "faults", "undisturbed p50 s", "lost p50 s", "lost p99 s", "to reach"),
-    *("join p50 s", "rounds", "wrong", "different", "hangs"),
+    *("join p50 s", "rounds", "wrong", "different", "hangs, failures"),
 )
 _GROUP = "kills"
 _NUMEL = 1 << 20
@@ -64,7 +64,7 @@ def rows(options: Options) -> Iterator[dict[str, Any]]:
         "rounds": len({each.number for outcomes in found for each in outcomes}),
         "wrong": sum(step.wrong for log in logs for step in log),
         "different": different(found),
-        "hangs": int(stuck is not None),
+        "hangs, failures": int(stuck is not None),
     }
     if stuck is not None:
         raise stuck

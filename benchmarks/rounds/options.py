@@ -12,6 +12,9 @@ from allfold_cluster.network import Network
 WORLD = 4
 """Nodes, each with a rank."""
 
+NEAR = "near"
+"""Lines without a delay."""
+
 PARTS = ("share", "bytes", "slow", "kills", "peers")
 WIRES = ("int4", "topk")
 _EVERY_NUMEL = WORLD * 4096
@@ -27,11 +30,13 @@ class Options:
     Attributes:
         seconds: of each measurement of a part, about.
         numel: of the parameters in part ``share``, float32.
+        scale: divides parameters and rates of part ``share``: nodes that share few cores have no
+            time to round as many as nodes of their own would.
         step: seconds that a step computes.
         delay: steps until a round is waited for; ``None`` for one period.
         far: lines that part ``share`` is repeated on: what is added to each rate.
         cases: the codecs of part ``share``; none for all.
-        blocking: blocking all-reduces are measured as well.
+        blocking: the lines on which blocking all-reduces are measured as well.
         slower: times as long as the others', a step of the slow rank.
         within: seconds for which a round waits once the quorum is there.
         faults: kills.
@@ -41,12 +46,13 @@ class Options:
     parts: Sequence[str]
     seconds: float
     numel: int
+    scale: int
     step: float
     delay: int | None
     fragments: int
     far: Sequence[str]
     cases: Sequence[str]
-    blocking: bool
+    blocking: str
     slower: int
     within: float
     faults: int
@@ -62,8 +68,9 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     )
     add = parser.add_argument
     add("--parts", type=_names, default=PARTS, help=f"of {','.join(PARTS)}  [all]")
-    add("--seconds", type=float, default=20.0, help="of each measurement  [%(default)s]")
+    add("--seconds", type=float, default=15.0, help="of each measurement  [%(default)s]")
     add("--numel", type=int, default=_PARAMETERS, help="parameters (share)  [%(default)s]")
+    add("--scale", type=int, default=1, help="divides parameters and rates (share)  [%(default)s]")
     add("--step-ms", type=float, default=43.0, help="that a step computes  [%(default)s]")
     add("--delay", type=int, help="steps until a round is waited for (share)  [one period]")
     add("--fragments", type=int, default=1, help="of the parameters (share)  [%(default)s]")
@@ -77,9 +84,9 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     add("--cases", type=_names, default=(), help=f"codecs of {','.join(WIRES)} (share)  [all]")
     add(
         "--blocking",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="measure blocking all-reduces, too (share)",
+        choices=(NEAR, "all", "none"),
+        default=NEAR,
+        help="lines on which blocking all-reduces are measured, too (share)  [%(default)s]",
     )
     add("--slower", type=int, default=4, help="steps of the slow rank (slow)  [%(default)s]")
     add("--within", type=float, default=0.05, help="seconds for the slow (slow)  [%(default)s]")
@@ -108,8 +115,8 @@ def _problem(options: Options) -> str | None:
         return f"expected a multiple of {_EVERY_NUMEL} parameters"
     if min(options.seconds, options.step, options.within) <= 0:
         return "expected times above 0"
-    if min(options.slower, options.faults, options.steps) < 1:
-        return "expected at least 1 fault and step"
+    if min(options.scale, options.slower, options.faults, options.steps) < 1:
+        return "expected a scale of at least 1, 1 fault and 1 step"
     if not 1 <= options.fragments <= _MOST_FRAGMENTS:
         return f"expected 1 to {_MOST_FRAGMENTS} fragments"
     if options.delay is not None and options.delay < 0:

@@ -9,11 +9,11 @@ from typing import Any
 from allfold_cluster.network import Network, why_not
 from benchmarks.figures import percentile
 from benchmarks.rounds.nodes import Told, nodes
-from benchmarks.rounds.options import WORLD, Options
+from benchmarks.rounds.options import NEAR, WORLD, Options
 from benchmarks.rounds.training_rank import ALL_REDUCE, Orders
 
 HEAD = (
-    *("line", "what", "H", "fragments", "share computing", "to reach", "rounds"),
+    *("line", "parameters", "what", "H", "fragments", "share computing", "to reach", "rounds"),
     *("round p50 s", "hidden", "MB per round and node", "agent CPU s per round", "different"),
 )
 _MODULE = "benchmarks.rounds.training_rank"
@@ -24,20 +24,20 @@ _SPARE_SECONDS = 240.0
 
 @dataclass(frozen=True)
 class Case:
-    """A training on a line."""
+    """A training on a line with so many Mbit/s."""
 
-    rate: str
+    rate: float
     wire: str
     every: int
 
 
-CASES = (Case("50mbit", "int4", 128), Case("200mbit", "topk", 8))
+CASES = (Case(50, "int4", 128), Case(200, "topk", 8))
 
 
 def rows(options: Options) -> Iterator[dict[str, Any]]:
     """Measure each case on its line, and again on one that is long and loses."""
     lines = [
-        (case, Network.parse(f"{case.rate}{more}"))
+        (case, Network.parse(f"{case.rate / options.scale:g}mbit{more}"))
         for more in ("", *(f"+{each}" for each in options.far))
         for case in CASES
         if not options.cases or case.wire in options.cases
@@ -52,7 +52,7 @@ def rows(options: Options) -> Iterator[dict[str, Any]]:
 def _on_line(case: Case, network: Network, options: Options) -> Iterator[dict[str, Any]]:
     delay = case.every if options.delay is None else options.delay
     rounds = Orders(
-        numel=options.numel,
+        numel=options.numel // options.scale,
         step=options.step,
         every=case.every,
         delay=delay,
@@ -62,9 +62,9 @@ def _on_line(case: Case, network: Network, options: Options) -> Iterator[dict[st
         seconds=options.seconds,
     )
     yield _measured(case, network, rounds)
-    if options.blocking:
+    if options.blocking == "all" or (options.blocking == NEAR and not network.is_forwarded):
         # As long as one takes at least, so that the last one does not begin in vain.
-        line = 2 * (WORLD - 1) / WORLD * options.numel * 4 * 8 / network.rate
+        line = 2 * (WORLD - 1) / WORLD * rounds.numel * 4 * 8 / network.rate
         seconds = max(0.0, options.seconds - line)
         blocking = replace(
             rounds, delay=0, fragments=1, wire=None, what=ALL_REDUCE, seconds=seconds
@@ -88,6 +88,7 @@ def row(case: Case, network: Network, orders: Orders, told: Told) -> dict[str, A
     what = f"rounds of {orders.wire}, waited for {orders.delay} steps later"
     return {
         "line": str(network),
+        "parameters": f"{orders.numel / 1e6:.2f} M",
         "what": what if is_round else "blocking all-reduce, native",
         "H": case.every,
         "fragments": orders.fragments,

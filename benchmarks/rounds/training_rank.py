@@ -90,9 +90,10 @@ class Training:
         self.report = Report()
         edges = np.linspace(0, orders.numel, orders.fragments + 1).astype(int)
         self._drawn = np.random.default_rng(group.rank).standard_normal(_DRAWN, np.float32)
-        # Two of each: while one is under way, the other is written.
+        # One that is written while all others are under way.
+        copies = max(1, -(-orders.delay // orders.every)) + 1
         self._free = [
-            deque(self._written(group.empty(int(size), np.float32)) for _ in range(2))
+            deque(self._written(group.empty(int(size), np.float32)) for _ in range(copies))
             for size in np.diff(edges)
         ]
         self._to_write: list[tuple[int, np.ndarray]] = []
@@ -136,7 +137,9 @@ class Training:
         self._until = self._began + self._orders.seconds
 
     def _compute(self) -> None:
-        """Compute the steps since the last time; deltas are written meanwhile."""
+        """Compute the steps since the last time, if any; deltas are written meanwhile."""
+        if not self._steps:
+            return
         for fragment, tensor in self._to_write:
             self._free[fragment].append(self._written(tensor))
         self._to_write.clear()
