@@ -23,11 +23,12 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "collectives": (
         "allfold.all_reduce", "allfold.reduce", "allfold.broadcast", "allfold.all_gather",
         "allfold.gather", "allfold.reduce_scatter", "allfold.scatter", "allfold.all_to_all",
-        "allfold.send", "allfold.recv", "allfold.barrier",
+        "allfold.send", "allfold.recv", "allfold.barrier", "allfold.start_round",
     ),
     "classes": (
-        "allfold.Group", "allfold.Work", "allfold.ReduceOp", "allfold.State",
-        "allfold.ElasticSampler", "allfold.Drained", "allfold.SingleProcessWarning",
+        "allfold.Group", "allfold.Work", "allfold.Round", "allfold.RoundResult", "allfold.ReduceOp",
+        "allfold.State", "allfold.ElasticSampler", "allfold.Drained",
+        "allfold.SingleProcessWarning",
     ),
     "torch": (
         "allfold.torch.BACKEND", "allfold.torch.ElasticSampler", "allfold.torch.ProcessGroup",
@@ -40,8 +41,8 @@ SECTIONS: dict[str, tuple[str, ...]] = {
 """By block of the page, the public names that it describes."""
 # Nobody but Allfold makes them.
 _MADE_BY_ALLFOLD = (
-    "allfold.Group", "allfold.Work", "allfold.ReduceOp", "allfold.Drained",
-    "allfold.torch.ProcessGroup",
+    "allfold.Group", "allfold.Work", "allfold.Round", "allfold.RoundResult", "allfold.ReduceOp",
+    "allfold.Drained", "allfold.torch.ProcessGroup",
 )  # fmt: skip
 # Methods that other parts of Allfold, DDP or torch call.
 _FOR_OTHERS = {

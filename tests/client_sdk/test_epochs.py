@@ -160,8 +160,8 @@ def test_an_agent_that_says_that_the_group_recovers_is_not_given_up(
     agent: FakeAgent, group: allfold.Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
-    monkeypatch.setattr("allfold._work.GRACE_SECONDS", 0.1)
-    for module in ("_work", "_epochs"):
+    monkeypatch.setattr("allfold._handles.work.GRACE_SECONDS", 0.1)
+    for module in ("_handles.work", "_epochs"):
         monkeypatch.setattr(f"allfold.{module}.monotonic", lambda: now)
     work = group.barrier(timeout=1.0, async_op=True)
     op = agent.next_op()

@@ -147,7 +147,7 @@ def test_what_is_in_flight_when_a_group_is_abandoned_is_never_written(
 def test_an_op_that_was_given_up_is_not_written_when_the_agent_speaks_again(
     agent: FakeAgent, group: allfold.Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("allfold._work.GRACE_SECONDS", 0.1)
+    monkeypatch.setattr("allfold._handles.work.GRACE_SECONDS", 0.1)
     tensor = np.ones(LONG)
     work = group.all_reduce(tensor, async_op=True)
     op = agent.next_op()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import allfold
-from allfold._work import wait_for_any
+from allfold._handles.work import wait_for_any
 from allfold_core.errors import PeerLost, PeerMissing, from_dict
 from allfold_core.protocol.rank_messages import MAX_MESSAGE, OpMessage
 from tests.support.fakes.fake_agent import FakeAgent
@@ -30,7 +30,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for module in ("_work", "_epochs"):
+    for module in ("_handles.work", "_epochs"):
         monkeypatch.setattr(f"allfold.{module}.monotonic", lambda: clock.now)
     return clock
 

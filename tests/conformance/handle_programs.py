@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import allfold
-from allfold._work import wait_for_any
+from allfold._handles.work import wait_for_any
 from allfold_core.errors import PeerMissing
 from tests.support.processes.rank_worker import GROUPS
 from tests.support.waiting import DEADLINE_SECONDS, wait_until

@@ -10,7 +10,7 @@ from allfold_core.operations import Kind, ReduceOp
 FLOATS = (DType.FLOAT32, DType.FLOAT64, DType.FLOAT16, DType.BFLOAT16)
 HALVES = (DType.FLOAT16, DType.BFLOAT16)
 BITWISE = (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
-REAL = (ReduceOp.MEAN, ReduceOp.PREMUL_SUM)
+REAL = (ReduceOp.MEAN, ReduceOp.PREMUL_SUM, ReduceOp.WEIGHTED_MEAN)
 
 
 def test_kinds_know_whether_they_reduce_and_have_a_root() -> None:

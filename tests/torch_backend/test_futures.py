@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import allfold
-from allfold import _work
+from allfold._handles import work as _work
 from allfold.torch._progress import FutureProgress
 from allfold.torch._work import Work
 from allfold.torch.hook import HookState

@@ -32,14 +32,16 @@ from allfold._api import (
     scatter,
     send,
     shutdown,
+    start_round,
     world_size,
 )
 from allfold._group import Group
+from allfold._handles.round import Round, RoundResult
+from allfold._handles.work import Work
 from allfold._process.draining import Drained
 from allfold._process.ranks import SingleProcessWarning
 from allfold._sampler import ElasticSampler
 from allfold._state import State
-from allfold._work import Work
 from allfold_core.errors import (
     AgentLost,
     AgentUnreachable,
@@ -106,6 +108,8 @@ __all__ = [
     "RegisterNotFirstOperation",
     "RegisterParamsMismatch",
     "RootLost",
+    "Round",
+    "RoundResult",
     "ServiceError",
     "SingleProcessWarning",
     "State",
@@ -129,5 +133,6 @@ __all__ = [
     "scatter",
     "send",
     "shutdown",
+    "start_round",
     "world_size",
 ]

@@ -10,8 +10,9 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from allfold._calls.options import Options, with_checked_names
+from allfold._calls.options import Options, StartOptions, with_checked_names
 from allfold._group import Group
+from allfold._handles.round import Round
 from allfold._process.ranks import RankInfo, SingleProcessWarning, resolve, resolve_elastic
 from allfold._process.settings import group_name
 from allfold._registry import open_group, registry
@@ -239,6 +240,18 @@ def all_reduce(
 ) -> Any:
     """Reduce the tensors of all ranks in place; see :meth:`Group.all_reduce`."""
     return _chosen(group).all_reduce(tensor, op, factor=factor, **options)
+
+
+def start_round(
+    tensors: Any,
+    op: str = "mean",
+    *,
+    weight: float = 1.0,
+    group: Group | None = None,
+    **options: Unpack[StartOptions],
+) -> Round:
+    """Start a weighted mean in the background; see :meth:`Group.start_round`."""
+    return _chosen(group).start_round(tensors, op, weight=weight, **options)
 
 
 def reduce(

@@ -12,11 +12,11 @@ from allfold._calls.call import AUTO, CollectiveCall, EpochView, P2PCall, check_
 from allfold._calls.options import OPTIONS, agreed, name_check
 from allfold._calls.template import Likeness, Template, likeness
 from allfold._channel import CallChannel
+from allfold._handles.work import Work
 from allfold._membership import RankMembership
 from allfold._process.draining import LeaveRequest
 from allfold._process.settings import GroupSettings
 from allfold._staging.choice import PreparedCall
-from allfold._work import Work
 from allfold_core.errors import AllfoldError
 from allfold_core.group_options import checked_seconds
 from allfold_core.protocol.rank_messages import FIRST_PAIR

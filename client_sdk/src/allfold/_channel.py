@@ -11,6 +11,7 @@ from typing import Any
 
 from allfold._calls.call import EpochView, P2PCall, RankCall, is_for_this_rank
 from allfold._calls.template import Filled
+from allfold._handles.work import Work
 from allfold._lane.lane_op import LaneOp
 from allfold._lane.recipe import Recipe
 from allfold._lane.short_lane import RankLane
@@ -19,7 +20,6 @@ from allfold._session.connection import GRACE_SECONDS
 from allfold._session.in_flight import InFlight
 from allfold._staging.choice import PreparedCall, stage
 from allfold._staging.host import LaneMemory, Staged, give
-from allfold._work import Work
 from allfold_core.errors import (
     AgentLost,
     AllfoldError,

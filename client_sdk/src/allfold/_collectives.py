@@ -10,8 +10,9 @@ from typing import Any, Unpack
 
 from allfold._calling import Calling, collective
 from allfold._calls import movement, reductions, unrooted
-from allfold._calls.call import EpochView
+from allfold._calls.call import AUTO, EpochView
 from allfold._calls.options import Options, with_checked_names
+from allfold._handles.round import Round
 from allfold_core.errors import InvalidArgument
 from allfold_core.operations import ReduceOp
 
@@ -40,6 +41,53 @@ class Collectives(Calling):
             factor: of a ``"premul_sum"``.
         """
         return self._view, reductions.all_reduce(tensor, op, factor)
+
+    @with_checked_names
+    def start_round(
+        self,
+        tensors: Any,
+        op: str = "mean",
+        *,
+        weight: float = 1.0,
+        wire: str | None = None,
+        feedback: str | None = None,
+        strategy: str = AUTO,
+        timeout: float | None = None,
+    ) -> Round:
+        """Start a round, a weighted mean of the tensors of all ranks; returns its handle at once.
+
+        A round is a collective like others: called by every rank in the same order, any number of
+        them in flight, with one outcome for all. In a group with ``traffic="background"`` it leaves
+        the line to other groups. The mean is the sum of weight times tensor, each product rounded
+        to the type that sums are kept in, divided by the sum of the weights in float64.
+
+        Args:
+            tensors: a tensor of a float or complex type, with the same shape and dtype on every
+                rank; or a list of them, of one dtype. The mean is written to them.
+            op: ``"mean"``.
+            weight: of this rank, at least 0, for instance how many tokens its tensors come from.
+                That of a rank that takes no part is 0: its tensors are not read, and get the mean.
+            wire, feedback, strategy, timeout: as for the other collectives. Tensors on a GPU are
+                averaged in the memory of the host.
+
+        Raises:
+            InvalidArgument: the weight is negative or not finite, or ``op`` is another one.
+        """
+        with self._calling("start_round"):
+            view = self._view
+            call = reductions.weighted_mean(tensors, op, weight)
+            work = self._start(
+                view,
+                call,
+                None,
+                (),
+                timeout=timeout,
+                strategy=strategy,
+                wire=wire,
+                feedback=feedback,
+            )
+        work.given(waits=False)
+        return Round(work, float(weight))
 
     @collective
     def reduce(

@@ -63,6 +63,7 @@ class ReduceOp(Enum):
     BOR = (7, "bor")
     BXOR = (8, "bxor")
     PREMUL_SUM = (9, "premul_sum")
+    WEIGHTED_MEAN = (10, "weighted_mean")
 
     __hash__ = object.__hash__  # as for a kind
 
@@ -86,7 +87,7 @@ class ReduceOp(Enum):
         """
         if self in _BITWISE and dtype.is_float:
             return f"{self.label} of {dtype.label} is not defined: it is for integers and booleans"
-        if self is ReduceOp.MEAN and not dtype.is_float:
+        if self in (ReduceOp.MEAN, ReduceOp.WEIGHTED_MEAN) and not dtype.is_float:
             return (
                 f"mean of {dtype.label} is not defined: an integer mean would have to round; "
                 "convert to a float dtype, or use sum and divide as you need"
@@ -97,7 +98,15 @@ class ReduceOp(Enum):
 
 
 _BITWISE = frozenset({ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR})
-_ROUNDING = frozenset({ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.PRODUCT, ReduceOp.PREMUL_SUM})
+_ROUNDING = frozenset(
+    {
+        ReduceOp.SUM,
+        ReduceOp.MEAN,
+        ReduceOp.PRODUCT,
+        ReduceOp.PREMUL_SUM,
+        ReduceOp.WEIGHTED_MEAN,
+    }
+)
 _KINDS = {kind.code: kind for kind in Kind}
 _REDUCE_OPS = {op.code: op for op in ReduceOp}
 _HEADER = struct.Struct("<BBBBBBxxiIIdQ32s")
@@ -137,7 +146,8 @@ class Fingerprint:
         strategy: what the caller asked for ("auto" unless overridden), because two overrides
             compile different schedules.
         wire: how the data travels between nodes.
-        factor: what a premultiplied sum multiplies every input with.
+        factor: what a premultiplied sum multiplies every input with; the weight of the caller's
+            input in a weighted mean, which is the caller's own.
         feedback: which series of ops shares its rounding errors; 0 for none.
         counts: the rows of each rank's block; () where all blocks are equal. For an all-to-all,
             first those that the caller sends to each rank, then those that it receives from each:
@@ -174,7 +184,9 @@ class Fingerprint:
 
     @property
     def common(self) -> Fingerprint:
-        """The part that must be equal on all ranks: for an all-to-all, all but the counts."""
+        """The part that must be equal on all ranks: all but an all-to-all's counts, or a weight."""
+        if self.reduce_op is ReduceOp.WEIGHTED_MEAN:
+            return replace(self, factor=1.0)
         return replace(self, counts=()) if self.kind is Kind.ALL_TO_ALL else self
 
     def sent(self) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from tests.support.elements import TORCH_DTYPES, array_of
 REDUCTIONS = [
     pytest.param(op, dtype, id=f"{op.label} of {dtype.label}")
     for op, dtype in product(ReduceOp, DType)
-    if op.refusal(dtype) is None
+    if op is not ReduceOp.WEIGHTED_MEAN and op.refusal(dtype) is None
 ]
 # The last one is longer than what is converted of halves at a time.
 NUMELS = (1, 7, 16, 33, 1000, 70_001)
@@ -125,3 +125,23 @@ def test_what_nodes_send_is_folded_with_the_bits_of_torch_to_any_operand(
             with np.errstate(all="ignore"):
                 how.fold(array_of(operands[at]), list(map(array_of, operands)))
             assert bits(operands[at]) == bits(right), (numel, at)
+
+
+@pytest.mark.parametrize("dtype", [d for d in DType if d.is_float])
+def test_a_weighted_mean_multiplies_each_input_in_the_wider_type_and_divides_once(
+    dtype: DType,
+) -> None:
+    how = Arithmetic(call(ReduceOp.WEIGHTED_MEAN, dtype), 3)
+    factors, kept = [3.0, 0.3, 7.25], TORCH_DTYPES[how.kept_type]
+    for numel in NUMELS:
+        given = [numbers(TORCH_DTYPES[dtype], numel, seed) for seed in range(3)]
+        folded, result = torch.empty(numel, dtype=kept), torch.empty_like(given[0])
+        with np.errstate(all="ignore"):
+            how.fold_inputs(array_of(folded), list(map(array_of, given)), factors)
+            how.finish([array_of(result)], array_of(folded), 10.55)
+        wide = [each.to(kept) * factor for each, factor in zip(given, factors, strict=True)]
+        right = wide[0] + wide[1] + wide[2]
+        assert bits(folded) == bits(right)
+        assert bits(result) == bits((right / 10.55).to(result.dtype))
+        how.fold_inputs(array_of(folded), [], [])
+        assert not folded.any()

@@ -314,3 +314,19 @@ def test_one_code_serves_all_nodes_that_it_is_sent_to() -> None:
 def test_a_chunk_without_elements_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 1 element, got 0"):
         build((), node=0, numel=1, chunk=0, results=[])
+
+
+@pytest.mark.parametrize("strategy", strategies_for(Kind.ALL_REDUCE))
+@pytest.mark.parametrize("nodes", [2, 3, 5])
+def test_what_is_exact_is_in_chunks_of_its_own_that_have_no_code(strategy: str, nodes: int) -> None:
+    numel, border, chunk = 1000, 930, 64
+    programs = compile_schedule(Kind.ALL_REDUCE, strategy, nodes=nodes, numel=numel).programs
+    exact = 0
+    for node, program in enumerate(programs):
+        graph = build(program, node=node, numel=numel, chunk=chunk, encoded=True, exact_from=border)
+        for task in graph.tasks:
+            assert not task.start < border < task.stop or task.kind is TaskKind.CONTRIBUTE
+            if task.kind is TaskKind.SEND:
+                assert (task.code < 0) == (task.start >= border)
+                exact += task.start >= border
+    assert exact >= nodes

@@ -31,7 +31,13 @@ def finishing(dtype: DType, divided: bool) -> Variant:
     return Variant(kept, kept, dtype, None, 1, divided=divided)
 
 
-OPS = [(dtype, op) for dtype in DType for op in ReduceOp if op.refusal(dtype) is None]
+# A round is done in the memory of the host.
+OPS = [
+    (dtype, op)
+    for dtype in DType
+    for op in ReduceOp
+    if op is not ReduceOp.WEIGHTED_MEAN and op.refusal(dtype) is None
+]
 WHOLE = [folding(dtype, op) for dtype, op in OPS]
 COUNTED = [folding(dtype, ReduceOp.SUM, count) for dtype in (F32, BF16) for count in COUNTS]
 BEGUN = [

@@ -159,12 +159,14 @@ class RankCall:
         outputs: where its result goes, one after the other.
         in_place: the outputs are the inputs, and share their memory.
         result: what the caller gets in the end.
+        on_host: the agent takes it from the memory of the host alone.
     """
 
     inputs: tuple[TensorView, ...] = ()
     outputs: tuple[TensorView, ...] = ()
     in_place: bool = False
     result: Any = None
+    on_host: bool = False
 
 
 @dataclass(slots=True, eq=False)

@@ -22,13 +22,18 @@ Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
 
-class Options(TypedDict, total=False):
-    """The keyword arguments that all collectives share; see :class:`allfold.Group`."""
+class StartOptions(TypedDict, total=False):
+    """The keyword arguments of whatever starts a collective; see :class:`allfold.Group`."""
 
     timeout: float | None
     strategy: str
     wire: str | None
     feedback: str | None
+
+
+class Options(StartOptions, total=False):
+    """Those that all collectives share."""
+
     async_op: bool
 
 

@@ -38,6 +38,35 @@ def all_reduce(tensor: Any, op: str | ReduceOp, factor: float | None) -> Collect
     return CollectiveCall(print_, inputs=views, outputs=views, in_place=True, result=tensor)
 
 
+def weighted_mean(tensors: Any, op: str, weight: float) -> CollectiveCall:
+    if op not in ("mean", ReduceOp.WEIGHTED_MEAN):
+        raise InvalidArgument(f"a round is a weighted mean: op= is 'mean', got {op!r}")
+    number = _finite("weight", weight)
+    if number < 0:
+        raise InvalidArgument(f"weight= is at least 0, got {weight!r}")
+    given = batch(tensors, written=True, folded=True)
+    if refusal := ReduceOp.WEIGHTED_MEAN.refusal(given.dtype):
+        raise InvalidArgument(refusal)
+    print_ = fingerprint(
+        Kind.ALL_REDUCE,
+        ReduceOp.WEIGHTED_MEAN,
+        given.dtype,
+        given.shape,
+        NO_ROOT,
+        AUTO,
+        factor=number,
+        alias=given.alias,
+    )
+    return CollectiveCall(
+        print_,
+        inputs=given.views,
+        outputs=given.views,
+        in_place=True,
+        result=tensors,
+        on_host=True,
+    )
+
+
 def reduce(
     seat: CallerSeat, tensor: Any, root: int, op: str | ReduceOp, factor: float | None
 ) -> CollectiveCall:
@@ -95,8 +124,10 @@ def _fingerprint(
 
 def _reduce_op(op: str | ReduceOp, dtype: DType) -> ReduceOp:
     found = op if isinstance(op, ReduceOp) else _REDUCE_OPS.get(str(op))
+    if found is ReduceOp.WEIGHTED_MEAN:
+        raise InvalidArgument("a weighted mean is a round: call start_round() with weight=")
     if found is None:
-        known = ", ".join(each.label for each in ReduceOp)
+        known = ", ".join(each.label for each in ReduceOp if each is not ReduceOp.WEIGHTED_MEAN)
         raise InvalidArgument(f"unknown reduce operation {op!r}; there are {known}")
     if refusal := found.refusal(dtype):
         raise InvalidArgument(refusal)
@@ -107,14 +138,15 @@ def _multiplier(op: ReduceOp, factor: float | None) -> float:
     """Return the factor by which every input is multiplied."""
     if (factor is None) == (op is ReduceOp.PREMUL_SUM):
         raise InvalidArgument("op='premul_sum' and factor= belong together: give both or neither")
-    return 1.0 if factor is None else _finite(factor)
+    return 1.0 if factor is None else _finite("factor", factor)
 
 
-def _finite(factor: float) -> float:
+def _finite(name: str, given: float) -> float:
+    """The argument of that name as a number."""
     try:
-        number = float(factor)
+        number = float(given)
     except (TypeError, ValueError):
         number = nan
     if not isfinite(number):
-        raise InvalidArgument(f"factor= is a finite number, got {factor!r}")
+        raise InvalidArgument(f"{name}= is a finite number, got {given!r}")
     return number

@@ -87,13 +87,14 @@ def _stage_on_gpu(
     gpu = session.gpu(first)
     from allfold._staging.cuda import CudaStaged
 
-    if gpu.path is not Path.HOST:
+    if gpu.path is not Path.HOST and not call.on_host:
         return CudaStaged(gpu, call, nodes)
+    why = "a round is done in the memory of the host" if call.on_host else gpu.why
     for view in views:
         if not view.is_torch:
             raise InvalidArgument(
                 f"a {type(view.tensor).__name__} on {view.place} cannot be moved, because "
-                f"{gpu.why}; a torch tensor could, or copy it to the host"
+                f"{why}; a torch tensor could, or copy it to the host"
             )
     if not any(view.nbytes for view in call.inputs):
         # The result is copied on whichever stream is current then. To copy an input waits for what

@@ -13,8 +13,8 @@ import torch
 from torch._C._distributed_c10d import ErrorType
 
 from allfold._group import Group
+from allfold._handles.work import Work as Op
 from allfold._process.draining import Parting
-from allfold._work import Work as Op
 from allfold.torch._options import Quotients
 from allfold.torch._progress import FutureProgress
 from allfold.torch._work import Work

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from allfold._calls.options import Options
-from allfold._work import Work as Op
+from allfold._handles.work import Work as Op
 from allfold.torch._adoption import adopt_bucket
 from allfold.torch._dispatch import Operators, dispatched
 from allfold.torch._lifecycle import Lifecycle

@@ -15,7 +15,7 @@ from torch._C._dynamo import eval_frame
 from torch._C._profiler import _RecordFunctionFast
 from torch.autograd import profiler
 
-from allfold._work import Work, wait_for_any
+from allfold._handles.work import Work, wait_for_any
 
 _Hidden = TypeVar("_Hidden")
 

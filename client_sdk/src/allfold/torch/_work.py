@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from allfold._work import Work as Op
+from allfold._handles.work import Work as Op
 from allfold.torch._options import Quotients, seconds
 from allfold.torch._progress import FutureProgress, profiled, uncompiled
 from allfold_core.errors import AllfoldError, PeerMissing

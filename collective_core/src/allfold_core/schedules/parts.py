@@ -8,6 +8,9 @@ next to each other, so that a node's block is one slice.
 An all-to-all has an index space of its own kind. No node knows the sizes of all pairs, so the block
 that node i sends to node j begins at (i * nodes + j) * :data:`PAIR_STRIDE`, and a node's work
 buffer holds the blocks that concern it, one after the other.
+
+A weighted mean has the weights of all ranks behind its elements. Each node brings those of its own
+ranks, and zeros for the others.
 """
 
 from __future__ import annotations
@@ -23,6 +26,10 @@ from allfold_core.operations import Fingerprint, Kind
 from allfold_core.schedules.schedule import Slice
 
 PAIR_STRIDE = 1 << 44
+OWN = -1
+"""Instead of a rank: what a node brings by itself."""
+WEIGHT_ELEMENTS = 2
+"""A weight is the sum of so many elements: float32 alone has too few digits to count tokens."""
 
 Placement = tuple[tuple[int, ...], ...]
 """The ranks of each node."""
@@ -60,6 +67,7 @@ class NodeParts:
         held: elements of the node's work buffer.
         spans: for an all-to-all, where the node's blocks begin: in the index space and in the work
             buffer. Elsewhere the two are the same.
+        weights: the elements of all ranks' weights in a weighted mean, which no wire rounds.
     """
 
     parts: tuple[Part, ...]
@@ -67,6 +75,7 @@ class NodeParts:
     numel: int
     held: int
     spans: tuple[tuple[int, int], ...] = ()
+    weights: Slice | None = None
     _starts: tuple[int, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -140,6 +149,15 @@ def check_counts(fingerprint: Fingerprint, world_size: int) -> None:
         return
     if kind.has_blocks or given:
         raise InvalidArgument(f"{kind.label} of {world_size} ranks with {given} counts")
+
+
+def with_weights(parts: NodeParts, world_size: int) -> NodeParts:
+    """The layout of a weighted mean between nodes: that of an all-reduce, and all weights."""
+    start = parts.numel
+    weights = Slice(start, start + WEIGHT_ELEMENTS * world_size)
+    part = Part(weights, (End(OWN, 0),), ())
+    end = weights.stop
+    return replace(parts, parts=(*parts.parts, part), numel=end, held=end, weights=weights)
 
 
 @lru_cache(maxsize=512)

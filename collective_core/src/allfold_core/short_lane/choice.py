@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from allfold_core.dtypes import Wire
-from allfold_core.operations import AUTO, Fingerprint, Kind, kind_from_code
+from allfold_core.operations import AUTO, Fingerprint, Kind, ReduceOp, kind_from_code
 from allfold_core.schedules.parts import input_numel, output_numel
 from allfold_core.short_lane.page import FINGERPRINT_BYTES
 
@@ -42,6 +42,8 @@ class LaneRules:
         if call.kind not in self.most_bytes or len(packed) > FINGERPRINT_BYTES:
             return False
         if call.strategy != AUTO or call.wire is not Wire.NATIVE or call.feedback:
+            return False
+        if call.reduce_op is ReduceOp.WEIGHTED_MEAN:
             return False
         if call.kind is Kind.ALL_TO_ALL and len(set(call.counts)) > 1:
             return False

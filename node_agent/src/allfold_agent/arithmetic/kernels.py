@@ -15,6 +15,7 @@ _COMBINE: dict[ReduceOp, np.ufunc] = {
     ReduceOp.SUM: np.add,
     ReduceOp.MEAN: np.add,
     ReduceOp.PREMUL_SUM: np.add,
+    ReduceOp.WEIGHTED_MEAN: np.add,
     ReduceOp.PRODUCT: np.multiply,
     ReduceOp.MIN: np.minimum,
     ReduceOp.MAX: np.maximum,
@@ -41,7 +42,8 @@ class Arithmetic:
         dtype: the type of the elements of ranks in arrays.
         kept_dtype: the accumulation type in arrays.
         divisor: of a mean; 0 where nothing is divided.
-        factor: what every input is multiplied by first.
+        factor: what every input is multiplied by first, where all have the same.
+        is_weighted: every input has a factor of its own, and every op its divisor.
     """
 
     def __init__(self, fingerprint: Fingerprint, world_size: int) -> None:
@@ -58,11 +60,12 @@ class Arithmetic:
         self._half = HALVES.get(dtype) if self.reduce_op or self.converts else None
         self.divisor = world_size if op is ReduceOp.MEAN and world_size > 1 else 0
         self.factor = fingerprint.factor if op is ReduceOp.PREMUL_SUM else 1.0
+        self.is_weighted = op is ReduceOp.WEIGHTED_MEAN
 
     @property
     def takes_inputs_as_they_are(self) -> bool:
         """True if inputs are folded as they are, neither converted nor multiplied."""
-        return not self.converts and self.factor == 1.0
+        return not self.converts and self.factor == 1.0 and not self.is_weighted
 
     def elements(self, memory: memoryview) -> Array:
         """Raw memory of a rank as elements of the op's dtype."""
@@ -72,14 +75,26 @@ class Arithmetic:
         """``numel`` elements of the accumulation type at the start of raw memory."""
         return np.frombuffer(memory, self.kept_dtype, numel)
 
-    def fold_inputs(self, out: Array, inputs: Sequence[Array]) -> None:
-        """``out`` becomes the fold of what ranks brought: each multiplied first, if need be."""
+    def fold_inputs(
+        self, out: Array, inputs: Sequence[Array], factors: Sequence[float] | None = None
+    ) -> None:
+        """``out`` becomes the fold of what ranks brought: each multiplied first, if need be.
+
+        Args:
+            factors: of a weighted mean, which may have no input.
+        """
         if self.takes_inputs_as_they_are:
             self.fold(out, inputs)
+            return
+        if factors is None:
+            factors = [self.factor] * len(inputs)
+        if not inputs:
+            out.fill(0)
         elif self.converts:
-            self._fold_widened(out, inputs)
+            self._fold_widened(out, inputs, factors)
         else:
-            self.fold(out, [self._multiplied(each, np.empty_like(each)) for each in inputs])
+            pairs = zip(inputs, factors, strict=True)
+            self.fold(out, [self._multiplied(x, factor, np.empty_like(x)) for x, factor in pairs])
 
     def fold(self, out: Array, operands: Sequence[Array]) -> None:
         """``out`` becomes the left fold of the operands; it may be the memory of one of them.
@@ -105,18 +120,18 @@ class Arithmetic:
             if target is None:
                 out[...] = folded
 
-    def _multiplied(self, values: Array, out: Array) -> Array:
-        product: Array = np.multiply(values, self.kept_dtype.type(self.factor), out=out)
+    def _multiplied(self, values: Array, factor: float, out: Array) -> Array:
+        product: Array = np.multiply(values, self.kept_dtype.type(factor), out=out)
         return product
 
-    def _fold_widened(self, out: Array, inputs: Sequence[Array]) -> None:
+    def _fold_widened(self, out: Array, inputs: Sequence[Array], factors: Sequence[float]) -> None:
         """Fold half types in float32, to ``out``, which is no input."""
         for block in _blocks(len(out)):
             folded = out[block]
-            self._bring(inputs[0][block], folded)
+            self._bring(inputs[0][block], factors[0], folded)
             other = scratch.others[: len(folded)]
-            for each in inputs[1:]:
-                self._bring(each[block], other)
+            for each, factor in zip(inputs[1:], factors[1:], strict=True):
+                self._bring(each[block], factor, other)
                 self._combined(folded, other)
 
     def _fold_halves(self, out: Array, operands: Sequence[Array]) -> None:
@@ -132,37 +147,42 @@ class Arithmetic:
                 self._combined(folded, other)
             half.narrow(folded, out[block])
 
-    def _bring(self, given: Array, out: Array) -> None:
+    def _bring(self, given: Array, factor: float, out: Array) -> None:
         assert self._half is not None
         self._half.widen(given, out)
-        if self.factor != 1.0:
-            self._multiplied(out, out)
+        if factor != 1.0:
+            self._multiplied(out, factor, out)
 
     def _combined(self, folded: Array, other: Array) -> None:
         if self._combine is None:
             raise AssertionError("several operands for an op that does not reduce")
         self._combine(folded, other, out=folded)
 
-    def finish(self, outputs: Sequence[Array], kept: Array) -> None:
-        """Write the result, divided and rounded once, to every output."""
+    def finish(self, outputs: Sequence[Array], kept: Array, divisor: float = 0) -> None:
+        """Write the result, divided and rounded once, to every output.
+
+        Args:
+            divisor: of a weighted mean.
+        """
         if not outputs:
             return
         first, *rest = outputs
+        divisor = divisor or self.divisor
         if self.converts:
-            self._round(kept, first)
-        elif self.divisor:
-            np.divide(kept, self.divisor, out=first)
+            self._round(kept, first, divisor)
+        elif divisor:
+            np.divide(kept, divisor, out=first)
         else:
             copy(first, kept)
         for output in rest:
             copy(output, first)
 
-    def _round(self, kept: Array, out: Array) -> None:
+    def _round(self, kept: Array, out: Array, divisor: float) -> None:
         assert self._half is not None
         for block in _blocks(len(out)):
             values = kept[block]
-            if self.divisor:
-                values = np.divide(values, self.divisor, out=scratch.values[: len(values)])
+            if divisor:
+                values = np.divide(values, divisor, out=scratch.values[: len(values)])
             self._half.round(values, out[block])
 
 

@@ -11,6 +11,7 @@ from allfold_agent.arithmetic.arrays import Array, overlap
 from allfold_agent.arithmetic.codecs import Codec, codec_of
 from allfold_agent.arithmetic.error_feedback import ResidualAttempt
 from allfold_agent.arithmetic.kernels import Arithmetic
+from allfold_agent.arithmetic.weights import Weights
 from allfold_core.dtypes import Wire
 from allfold_core.schedules.parts import End, NodeParts, Part
 
@@ -27,6 +28,7 @@ class Operands:
         wire: how data travels to other nodes.
         codec: of a lossy wire.
         residual: with error feedback, of the op's series.
+        weights: of a weighted mean.
     """
 
     layout: NodeParts
@@ -35,14 +37,20 @@ class Operands:
     outputs: Mapping[int, Array]
     wire: Wire = Wire.NATIVE
     residual: ResidualAttempt | None = field(default=None, repr=False)
-    codec: Codec | None = field(init=False, repr=False)
+    weights: Weights | None = field(default=None, repr=False)
+    _codec: Codec | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.codec = codec_of(self.wire)
+        self._codec = codec_of(self.wire)
 
-    def wire_bytes(self, numel: int) -> int:
-        """The size of ``numel`` elements on the wire."""
-        if self.codec is None:
+    def codec(self, start: int) -> Codec | None:
+        """The codec of a chunk that begins at an element; ``None`` if it travels as it is."""
+        exact = self.layout.weights
+        return self._codec if exact is None or start < exact.start else None
+
+    def wire_bytes(self, start: int, numel: int) -> int:
+        """The size on the wire of a chunk of ``numel`` elements from ``start`` on."""
+        if self.codec(start) is None:
             return numel * self.arithmetic.kept_itemsize
         return self.wire.nbytes(numel, self.arithmetic.kept_itemsize)
 
@@ -68,9 +76,27 @@ class Operands:
         """Return true if no rank's output overlaps its input."""
         return not any(overlap(self.inputs[rank], output) for rank, output in self.outputs.items())
 
+    def fold_inputs(self, part: Part, start: int, stop: int, out: Array) -> None:
+        """``out`` becomes the fold of what the local ranks bring to a range of a part."""
+        inputs = self.inputs_of(part, start, stop)
+        if self.weights is None:
+            self.arithmetic.fold_inputs(out, inputs)
+        elif part.slice == self.layout.weights:
+            self.arithmetic.fold(out, inputs)
+        else:
+            inputs, factors = self.weights.taking_part(part.sources, inputs)
+            self.arithmetic.fold_inputs(out, inputs, factors)
+
     def hand_out(self, part: Part, start: int, stop: int, result: Array) -> None:
-        """Write a range of the result to the local ranks that get it."""
-        self.arithmetic.finish(self.outputs_of(part, start, stop), result)
+        """Write a range of the result to the local ranks that get it.
+
+        A mean without any weight has none: what the ranks have stays as it is.
+        """
+        if self.weights is None:
+            self.arithmetic.finish(self.outputs_of(part, start, stop), result)
+        elif self.weights.total:
+            outputs = self.outputs_of(part, start, stop)
+            self.arithmetic.finish(outputs, result, self.weights.total)
 
     def fold_locally(self, part: Part, start: int, stop: int) -> None:
         """Fold a range of all local ranks into their outputs, where there is no other node.
@@ -86,8 +112,9 @@ class Operands:
             kept = np.empty(stop - start, self.arithmetic.kept_dtype)
         else:
             kept = outputs[0]
-        self.arithmetic.fold_inputs(kept, self.inputs_of(part, start, stop))
-        self.arithmetic.finish(outputs, kept)
+        if self.weights is None or self.weights.total:
+            self.fold_inputs(part, start, stop, kept)
+            self.hand_out(part, start, stop, kept)
 
     def without_inputs(self) -> Operands:
         """Return operands of the same layout and arithmetic that refer to no rank's memory."""

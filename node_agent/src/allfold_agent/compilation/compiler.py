@@ -13,7 +13,13 @@ from allfold_core.dtypes import LARGEST_BLOCK, Wire
 from allfold_core.operations import Fingerprint, Kind
 from allfold_core.plan import Plan
 from allfold_core.schedules.compiler import compile_program
-from allfold_core.schedules.parts import NodeParts, Piece, exchange_layout, layout
+from allfold_core.schedules.parts import (
+    NodeParts,
+    Piece,
+    exchange_layout,
+    layout,
+    with_weights,
+)
 from allfold_core.schedules.schedule import wire_chunk
 from allfold_core.topology import LinkModel
 
@@ -81,6 +87,7 @@ class Compiler:
             chunk=chunk_elements(fingerprint, placed.held, nodes, self._plan.links),
             results=placed.results,
             encoded=encoded,
+            exact_from=placed.weights.start if placed.weights else None,
             eager=on_gpu,
         )
         wholes = tuple((part, part.slice.start, part.slice.stop) for part in placed.parts)
@@ -102,7 +109,9 @@ class Compiler:
         fingerprint, world = calls[0].fingerprint, self._plan.world_size
         if fingerprint.kind is not Kind.ALL_TO_ALL:
             blocks, root = sizes(fingerprint, world), fingerprint.root
-            return layout(fingerprint.kind, blocks, root, self._placement, self._me, rounded)
+            parts = layout(fingerprint.kind, blocks, root, self._placement, self._me, rounded)
+            is_apart = calls[0].is_weighted and len(self._placement) > 1
+            return with_weights(parts, world) if is_apart else parts
         row = fingerprint.numel
         elements = {
             rank: [count * row for count in call.fingerprint.counts]

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from math import inf
 
 import xxhash
 
 from allfold_core.dtypes import Wire
 from allfold_core.errors import InvalidArgument
-from allfold_core.operations import Fingerprint, Kind
+from allfold_core.operations import Fingerprint, Kind, ReduceOp
 from allfold_core.plan import Plan
 from allfold_core.pricing.choose import choose
 from allfold_core.pricing.lane import lane_rules, lane_strategy
@@ -43,6 +44,8 @@ class OpSpec:
         hears_from_all: what a node has in the end has something from every other node in it.
         is_exchange: the calls of the ranks need not be equal, only match.
         is_short: ranks do it in the short lane, where they can.
+        is_weighted: the fingerprint has the weight of its caller.
+        common: the bytes of what all ranks must agree on.
     """
 
     packed: bytes
@@ -56,6 +59,8 @@ class OpSpec:
     hears_from_all: bool
     is_exchange: bool
     is_short: bool
+    is_weighted: bool
+    common: bytes
 
 
 class OpSpecs:
@@ -73,12 +78,13 @@ class OpSpecs:
         self._check(fingerprint)
         wire = fingerprint.wire.effective(fingerprint.kept_dtype)
         is_short = self._lane.serve(packed, self._plan.world_size)
+        common = fingerprint.common.pack()
         return OpSpec(
             packed,
             fingerprint,
             self._strategy(fingerprint, wire, is_short=is_short),
             wire,
-            xxhash.xxh3_64_intdigest(fingerprint.common.pack()),
+            xxhash.xxh3_64_intdigest(common),
             fingerprint.dtype.itemsize,
             self._bytes(fingerprint, input_numel),
             self._bytes(fingerprint, output_numel),
@@ -86,6 +92,8 @@ class OpSpecs:
             or (fingerprint.kind in _FROM_ALL and min(self._sizes(fingerprint)) > 0),
             fingerprint.kind is Kind.ALL_TO_ALL,
             is_short,
+            fingerprint.reduce_op is ReduceOp.WEIGHTED_MEAN,
+            common,
         )
 
     def _check(self, fingerprint: Fingerprint) -> None:
@@ -94,6 +102,8 @@ class OpSpecs:
             raise InvalidArgument(f"{kind.label} without a reduce operation")
         if op and (refusal := op.refusal(dtype)):
             raise InvalidArgument(refusal)
+        if op is ReduceOp.WEIGHTED_MEAN:
+            _check_weighted(fingerprint)
         if kind.has_root and not 0 <= fingerprint.root < self._plan.world_size:
             raise InvalidArgument(
                 f"root {fingerprint.root} is not a rank of group '{self._plan.group}': "
@@ -137,6 +147,15 @@ class OpSpecs:
     def _bytes(self, fingerprint: Fingerprint, numel: NumelOf) -> dict[int, int]:
         itemsize, world = fingerprint.dtype.itemsize, self._plan.world_size
         return {rank: numel(fingerprint, rank, world) * itemsize for rank in self._ranks}
+
+
+def _check_weighted(fingerprint: Fingerprint) -> None:
+    if fingerprint.kind is not Kind.ALL_REDUCE:
+        raise InvalidArgument(f"{fingerprint.kind.label} with weights: only all ranks can get it")
+    if not 0 <= fingerprint.factor < inf:
+        raise InvalidArgument(
+            f"a weight is a finite number of at least 0, got {fingerprint.factor}"
+        )
 
 
 def sizes(fingerprint: Fingerprint, world_size: int) -> tuple[int, ...]:

@@ -112,6 +112,15 @@ def chunks(whole: Slice, size: int) -> Iterator[tuple[int, int]]:
         yield start, min(start + size, whole.stop)
 
 
+def chunks_apart(whole: Slice, size: int, border: int | None) -> Iterator[tuple[int, int]]:
+    """The same, of which none has elements on both sides of a border."""
+    if border is None or not whole.start < border < whole.stop:
+        yield from chunks(whole, size)
+    else:
+        yield from chunks(Slice(whole.start, border), size)
+        yield from chunks(Slice(border, whole.stop), size)
+
+
 class _Content:
     """The last writer of each element and its readers since, in segments that split on demand."""
 
@@ -138,9 +147,18 @@ class _Content:
 
 
 class _Builder:
-    def __init__(self, node: int, numel: int, chunk: int, encoded: bool, eager: bool) -> None:
+    def __init__(
+        self,
+        node: int,
+        numel: int,
+        chunk: int,
+        encoded: bool,
+        exact_from: int | None,
+        eager: bool,
+    ) -> None:
         self.node = node
         self.chunk = chunk
+        self.exact_from = exact_from
         self.encoded = encoded
         self.eager = eager
         self.tasks: list[Task] = []
@@ -149,6 +167,14 @@ class _Builder:
         self.receives: dict[int, list[int]] = defaultdict(list)
         self.fence = -1
         self.awaits: list[int] = []
+
+    def chunks(self, whole: Slice) -> Iterator[tuple[int, int]]:
+        """The (start, stop) of each chunk of a slice."""
+        return chunks_apart(whole, self.chunk, self.exact_from)
+
+    def is_encoded(self, start: int) -> bool:
+        """True if a chunk that begins there is sent as a code."""
+        return self.encoded and (self.exact_from is None or start < self.exact_from)
 
     def add(self, kind: TaskKind, start: int, stop: int, peer: int = -1) -> Task:
         task = Task(len(self.tasks), kind, start, stop, peer)
@@ -201,8 +227,8 @@ class _Builder:
         self.content.writer[segment] = task.index
 
     def send(self, step: Send) -> None:
-        for start, stop in chunks(step.slice, self.chunk):
-            code = self.code(start, stop) if self.encoded else -1
+        for start, stop in self.chunks(step.slice):
+            code = self.code(start, stop) if self.is_encoded(start) else -1
             task = self.add(TaskKind.SEND, start, stop, step.to)
             task.code = code
             self.read(self.after_fence(task))
@@ -226,14 +252,14 @@ class _Builder:
         return task.index
 
     def receive(self, step: Receive) -> None:
-        for start, stop in chunks(step.slice, self.chunk):
+        for start, stop in self.chunks(step.slice):
             task = self.add(TaskKind.RECEIVE, start, stop, step.source)
             self.write(self.after_fence(task))
             self.receives[step.source].append(task.index)
 
     def fold(self, step: Fold) -> None:
         folded: list[int] = []
-        for start, stop in chunks(step.slice, self.chunk):
+        for start, stop in self.chunks(step.slice):
             operands: list[int] = []
             for operand in step.operands:
                 if operand == self.node:
@@ -283,7 +309,7 @@ class _Builder:
     def complete(self, result: Slice) -> None:
         """Contribute what no step has touched, e.g. everything where there is but one node."""
         assert self.content is not None
-        for bounds in chunks(result, self.chunk):
+        for bounds in self.chunks(result):
             for segment in self.content.segments(*bounds):
                 if self.content.writer[segment] < 0:
                     self.contribute(segment)
@@ -313,6 +339,7 @@ def build(
     chunk: int,
     results: Iterable[Slice] = (),
     encoded: bool = False,
+    exact_from: int | None = None,
     eager: bool = False,
 ) -> TaskGraph:
     """The task graph of ``node``'s program.
@@ -324,12 +351,13 @@ def build(
         chunk: elements of a chunk, at least 1; equal on all nodes.
         results: what the work buffer must hold in the end.
         encoded: whether what is sent must be encoded first.
+        exact_from: from which element on nothing is encoded; ``None`` if everything may be.
         eager: whether the inputs are contributed before anything is folded with them, because they
             are not where folds are done.
     """
     if chunk < 1:
         raise ValueError(f"a chunk has at least 1 element, got {chunk}")
-    builder = _Builder(node, numel, chunk, encoded, eager)
+    builder = _Builder(node, numel, chunk, encoded, exact_from, eager)
     for step in program:
         match step:
             case Send():

@@ -128,8 +128,7 @@ class Executor(SendingOp, ReceivingOp):
     def _fold_inputs(self, task: Task, operands: Operands) -> None:
         for part, start, stop in operands.layout.parts_in(task.start, task.stop):
             if part.sources:
-                inputs = operands.inputs_of(part, start, stop)
-                operands.arithmetic.fold_inputs(self.range(start, stop), inputs)
+                operands.fold_inputs(part, start, stop, self.range(start, stop))
 
     def pieces(self, task: Task) -> list[Piece]:
         """The parts in a task's range."""
@@ -256,7 +255,7 @@ class Executor(SendingOp, ReceivingOp):
         try:
             received = iter(scratch)
             values = [
-                self._decoded(next(received), len(part)) if index >= 0 else part
+                self._decoded(next(received), task) if index >= 0 else part
                 for index in task.operands
             ]
             if INPUTS in task.operands:
@@ -274,16 +273,16 @@ class Executor(SendingOp, ReceivingOp):
         self._fold_inputs(task, operands)
         return part
 
-    def _decoded(self, received: Received, numel: int) -> Array:
-        codec = self._operands.codec
+    def _decoded(self, received: Received, task: Task) -> Array:
+        codec, numel = self._operands.codec(task.start), task.stop - task.start
         if codec is None:
             return self._arithmetic.kept(received.view, numel)
         values = np.empty(numel, self._arithmetic.kept_dtype)
-        codec.decode(received.view[: self._operands.wire_bytes(numel)], values)
+        codec.decode(received.view[: self.nbytes(task)], values)
         return values
 
     def _encode(self, task: Task) -> None:
-        codec = self._operands.codec
+        codec = self._operands.codec(task.start)
         assert codec is not None
         values = self.range(task.start, task.stop)
         buffer = self._buffers.take(self.nbytes(task))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import struct
+from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from time import monotonic
-from typing import Protocol
+from typing import Any, Protocol
 
 import xxhash
 
@@ -226,12 +227,24 @@ class Op:
         if not spec.is_exchange:
             for each in self.arrivals.values():
                 # Equal fingerprints have the same spec, but after very many others a new one.
-                if each.spec is not spec and each.spec.packed != spec.packed:
+                if each.spec is not spec and each.spec.common != spec.common:
                     return False
             return True
         prints = {rank: each.spec.fingerprint for rank, each in self.arrivals.items()}
         same = len({each.common for each in prints.values()}) == 1
         return same and unmatched_pair(prints) is None
+
+    def report(self, arrival: Arrival) -> dict[str, Any] | None:
+        """Return what a rank is told of a weighted mean that is done, in JSON; else ``None``."""
+        weights = self.operands.weights if self.operands is not None else None
+        if weights is None:
+            return None
+        packed = struct.pack(f"<{len(weights.of_ranks)}d", *weights.of_ranks)
+        return {
+            "weights": b64encode(packed).decode(),
+            "bytes": self.executor.sent_bytes if self.executor is not None else 0,
+            "seconds": self.settled_at - arrival.called,
+        }
 
     def digest(self, givers: Sequence[int], takers: Sequence[int]) -> int:
         """Return what two nodes compare before data moves: equal if their ranks agree.

@@ -36,9 +36,11 @@ class ResultWriter:
         done = partial(self._finish, op)
         if op.result is not None:
             values = _values(op.result, compiled)
+            _learn_weights(operands, values)
             self._write(op, compiled.results, op.result, values, done)
         elif executor is not None:
             due = compiled.rest if executor.early else compiled.results
+            _learn_weights(operands, executor.range)
             self._write(op, due, executor.buffer, executor.range, done)
         elif op.gpu_operands is not None:
             self._fold_on_gpu(op.gpu_operands, compiled, done)
@@ -95,6 +97,13 @@ class ResultWriter:
             copy,
             done,
         )
+
+
+def _learn_weights(operands: Operands, values: Range) -> None:
+    """Take the weights of all ranks from a result; before any of it is divided by their sum."""
+    where = operands.layout.weights
+    if operands.weights is not None and where is not None:
+        operands.weights.learn(values(where.start, where.stop))
 
 
 def _values(buffer: Buffer, compiled: Compiled) -> Range:

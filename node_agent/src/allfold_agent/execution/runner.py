@@ -11,8 +11,9 @@ from typing import Any
 from allfold_agent.arithmetic.arrays import Array
 from allfold_agent.arithmetic.error_feedback import ResidualAttempt, Residuals
 from allfold_agent.arithmetic.operands import Operands
+from allfold_agent.arithmetic.weights import Weights
 from allfold_agent.compilation.compiler import Compiled, Compiler
-from allfold_agent.compilation.op_spec import OpSpec
+from allfold_agent.compilation.op_spec import OpSpec, OpSpecs
 from allfold_agent.compilation.task_graph import Task
 from allfold_agent.edges.edges import Edges
 from allfold_agent.execution.executor import Executor, HandOut
@@ -22,8 +23,9 @@ from allfold_agent.gpu.gpus import Pins
 from allfold_agent.gpu.operands import GpuOperands, Nowhere
 from allfold_agent.runtime.buffers import Buffer, BufferPool
 from allfold_agent.runtime.threads import WorkerPool
+from allfold_core.errors import InvalidArgument
 from allfold_core.plan import Plan
-from allfold_core.schedules.parts import Piece
+from allfold_core.schedules.parts import OWN, Piece
 from allfold_core.survival.records import Stamp
 
 # Less is handed out when all of it is there: at once.
@@ -41,6 +43,7 @@ class Runner:
         outcomes: told when an op may end, and when it has.
         pins: memory of the host that GPUs reach.
         residuals: what lossy wires owe to series of ops, over all epochs.
+        specs: of calls in this epoch.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class Runner:
         outcomes: OpOutcomes,
         pins: Pins,
         residuals: Residuals,
+        specs: OpSpecs,
     ) -> None:
         self.plan = plan
         self.me = me
@@ -68,6 +72,7 @@ class Runner:
         self._nodes = tuple(member.node for member in plan.members)
         self._placement = tuple(member.ranks for member in plan.members)
         self._residuals = residuals
+        self._specs = specs
         self._compiler = Compiler(plan, me)
 
     def prepare(self, op: Op, watermark: Callable[[], int]) -> None:
@@ -95,10 +100,14 @@ class Runner:
 
     def _prepare_memory(self, op: Op) -> tuple[Compiled, Operands]:
         spec = op.spec
+        if spec.is_weighted and op.on_gpu:
+            raise InvalidArgument("the tensors of a round lie in the memory of the host")
         op.strategy = spec.strategy
         calls: tuple[OpSpec, ...] = (spec,)
         if spec.is_exchange:
             calls = tuple([op.arrivals[rank].spec for rank in self.ranks])
+        elif spec.is_weighted:  # not compiled anew for other weights
+            calls = (self._specs.of(spec.common),)
         op.compiled = compiled = self._compiler.compile(calls, op.on_gpu)
         inputs: dict[int, Array] = {}
         outputs: dict[int, Array] = {}
@@ -112,10 +121,17 @@ class Runner:
                 if target is not source:
                     outputs[rank] = elements(target)
         residual = self._residual(op, spec, compiled)
+        weights = self._weights(op) if spec.is_weighted else None
+        if weights is not None and compiled.layout.weights:
+            inputs[OWN] = weights.elements(compiled.arithmetic.kept_dtype)
         op.operands = operands = Operands(
-            compiled.layout, compiled.arithmetic, inputs, outputs, spec.wire, residual
+            compiled.layout, compiled.arithmetic, inputs, outputs, spec.wire, residual, weights
         )
         return compiled, operands
+
+    def _weights(self, op: Op) -> Weights:
+        own = {rank: arrival.spec.fingerprint.factor for rank, arrival in op.arrivals.items()}
+        return Weights(own, self.plan.world_size)
 
     def _prepare_gpu_operands(self, op: Op, compiled: Compiled) -> GpuOperands:
         arrivals = op.arrivals.items()
@@ -135,7 +151,9 @@ class Runner:
             return None
         layout, dtype = compiled.layout, compiled.arithmetic.kept_dtype
         blocks = layout.parts if spec.fingerprint.kind.has_blocks else ()
-        return self._residuals.of(series, layout.held, dtype, blocks).attempt(op.seq)
+        # Without the weights, of which there are others when ranks have come or gone.
+        numel = layout.weights.start if layout.weights else layout.held
+        return self._residuals.of(series, numel, dtype, blocks).attempt(op.seq)
 
     def _nobody(self, op: Op, rank: int) -> Arrival:
         """Return a call in place of a dead rank's, with memory that no rank reads."""
@@ -163,6 +181,7 @@ class Runner:
             on_finished=lambda: self._completed(spec, op, executor),
             on_failed=lambda error: self._outcomes.cannot_run(op.seq, error, self._stamp),
             early=compiled.copy_bytes > EARLY_BYTES
+            and operands.weights is None
             and (op.gpu_operands or operands).outputs_are_no_inputs(),
             hand_out=self._on_gpu(op.gpu_operands, lambda: executor.buffer)
             if op.gpu_operands

@@ -49,7 +49,7 @@ class OpTasks:
 
     def nbytes(self, task: Task) -> int:
         """The payload size of a frame for this task."""
-        return self._operands.wire_bytes(task.stop - task.start)
+        return self._operands.wire_bytes(task.start, task.stop - task.start)
 
     def _native(self, task: Task) -> memoryview:
         start = self._operands.layout.place(task.start)
@@ -109,6 +109,13 @@ class SendingOp(OpTasks):
     def all_sent(self, destination: int) -> bool:
         """Return True if nothing is left to take for an edge."""
         return self.failed or self._next_send[destination] == len(self.graph.sends[destination])
+
+    @property
+    def sent_bytes(self) -> int:
+        """The payloads of all that the op has to send, in bytes."""
+        tasks = self.graph.tasks
+        sends = (tasks[index] for order in self.graph.sends.values() for index in order)
+        return sum(self.nbytes(task) for task in sends)
 
     def payload(self, task: Task, memory: Buffer) -> memoryview | bytes:
         """The bytes that a send puts on the wire."""
@@ -193,7 +200,8 @@ class ReceivingOp(OpTasks):
                 return SliceLanding(task, memoryview(b""))
             if shared is not None and self._is_last_operand(task):
                 return SliceLanding(task, memoryview(b""), Borrowed(shared))
-            if task.kind is TaskKind.RECEIVE_OPERAND or self._operands.codec is not None:
+            is_code = self._operands.codec(task.start) is not None
+            if task.kind is TaskKind.RECEIVE_OPERAND or is_code:
                 nbytes = self.nbytes(task)
                 buffer = self._buffers.take(nbytes)
                 return SliceLanding(task, buffer.view[:nbytes], buffer)
@@ -201,7 +209,8 @@ class ReceivingOp(OpTasks):
 
     def _is_last_operand(self, task: Task) -> bool:
         """Return True if a fold will be done as soon as the payload of this task is there."""
-        if task.kind is not TaskKind.RECEIVE_OPERAND or self._operands.codec is not None:
+        is_code = self._operands.codec(task.start) is not None
+        if task.kind is not TaskKind.RECEIVE_OPERAND or is_code:
             return False
         return all(self._waits_for[fold] == 1 for fold in task.successors)
 
@@ -221,7 +230,7 @@ class ReceivingOp(OpTasks):
             return
         try:
             if (
-                self._operands.codec is None
+                self._operands.codec(task.start) is None
                 or not isinstance(landing.buffer, Buffer)
                 or self._decode(task, landing.buffer)
             ):
@@ -231,7 +240,7 @@ class ReceivingOp(OpTasks):
 
     def _decode(self, task: Task, received: Buffer) -> bool:
         """Decode what came into the work buffer; false where the op has failed."""
-        codec = self._operands.codec
+        codec = self._operands.codec(task.start)
         assert codec is not None
         with self._lock:
             if self.failed:  # the work buffer may be another op's by now

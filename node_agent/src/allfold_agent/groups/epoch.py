@@ -148,6 +148,7 @@ class GroupEpoch:
                 ops,
                 resources.pins,
                 residuals,
+                self.specs,
             )
 
     @property

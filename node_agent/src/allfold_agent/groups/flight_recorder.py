@@ -186,7 +186,7 @@ def _other_calls(op: Op) -> dict[int, Fingerprint]:
     return {
         rank: each.spec.fingerprint
         for rank, each in op.arrivals.items()
-        if each.spec is not op.spec and each.spec.packed != op.spec.packed
+        if each.spec is not op.spec and each.spec.common != op.spec.common
     }
 
 

@@ -193,9 +193,12 @@ class Outcomes:
             self.retire(op)
         members, boundary, outcome = op.participants, op.boundary, None
         for arrival in op.calls.values():
-            number = arrival.group_number
-            if outcome is None or outcome.group != number:  # nearly always one for all ranks
-                outcome = Outcome(Message.DONE, number, op.seq, op.ordinal, members, None, boundary)
+            number, report = arrival.group_number, op.report(arrival)
+            # Nearly always one for all ranks.
+            if outcome is None or outcome.group != number or report is not None:
+                outcome = Outcome(
+                    Message.DONE, number, op.seq, op.ordinal, members, report, boundary
+                )
             arrival.connection.send_outcome(outcome)
 
     def refuse(self, op: Op) -> None:

@@ -34,6 +34,7 @@ class Work:
 
     Attributes:
         number: of the op in the group, or of the message.
+        report: what the agent tells of its outcome beside the result.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Work:
         self._error: BaseException | None = None
         self._disclaimed: AllfoldError | None = None
         self._result: Any = None
+        self.report: dict[str, Any] = {}
         self._show: Callable[[], None] = nothing
         in_flight.works[number] = self
 
@@ -277,6 +279,7 @@ class Work:
                 raise self._disclaimed
             self._show = staged.copy_out()
             self._result = answer.get("source", staged.result)
+            self.report = answer
         except AllfoldError as error:
             self._error = error.with_traceback(None)
             log.debug("%s failed: %s", self._name, error)

@@ -1,0 +1,1 @@
+"""The handles of what is in flight."""

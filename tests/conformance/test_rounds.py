@@ -1,0 +1,158 @@
+"""Rounds: weighted means in the background, exact where numbers are whole, alike on all ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from allfold_core.errors import InvalidArgument, PeerRefused, UnknownArgument
+from allfold_core.operations import Kind
+from allfold_core.schedules.registry import strategies_for
+from tests.conformance import round_programs
+from tests.conformance.conftest import OP_SECONDS, SHAPES
+from tests.support.processes.ranks import Job, RankPool, failures, results
+from tests.support.processes.services import Services
+
+SIZES = (1, 7, 1000, 300_007)
+
+
+def ranks(job: Job) -> list[int]:
+    return list(range(job.world_size))
+
+
+@pytest.mark.parametrize("strategy", ["auto", *strategies_for(Kind.ALL_REDUCE)])
+def test_a_mean_of_whole_numbers_is_exact_and_says_who_took_part_with_which_weight(
+    job: Job, strategy: str
+) -> None:
+    for numel in SIZES:
+        check(job, strategy=strategy, numel=numel, dtype="float32")
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
+def test_every_type_of_floats_has_a_weighted_mean(job: Job, dtype: str) -> None:
+    for numel in SIZES:
+        check(job, strategy="auto", numel=numel, dtype=dtype)
+
+
+def check(job: Job, strategy: str, numel: int, dtype: str) -> None:
+    weights = [float(rank + 1) for rank in ranks(job)]
+    for wrong, took_part, sent, *told in job.run(
+        round_programs.whole_numbers, strategy=strategy, numel=numel, dtype=dtype
+    ):
+        assert wrong == 0, (strategy, numel, dtype, wrong)
+        assert took_part
+        assert (sent > 0) == (len(job.node_names) > 1)
+        assert told == [0, weights, ranks(job)]
+
+
+@pytest.mark.parametrize("wire", ["bfloat16", "int8", "int4", "sign"])
+def test_a_lossy_wire_rounds_the_tensors_alike_for_all_and_no_weight(job: Job, wire: str) -> None:
+    weights = [1e5 * (rank + 1) + 1 / 3 for rank in ranks(job)]
+    found = job.run(round_programs.lossy, wire=wire, numel=5000, nodes=len(job.node_names))
+    assert len({digest for digest, _, _ in found}) == 1
+    for _, got, error in found:
+        assert error <= 1
+        assert got == found[0][1]
+        assert got == pytest.approx(weights, rel=2**-47, abs=0)
+
+
+def test_what_rounding_has_cost_a_mean_comes_back_with_feedback(job: Job) -> None:
+    if len(job.node_names) == 1:
+        pytest.skip("nothing travels")
+    times = 20
+    for one, many in job.run(round_programs.repeated, wire="int4", numel=3000, times=times):
+        assert many < one / 5
+
+
+def test_the_tensors_of_a_rank_without_weight_are_not_read(job: Job) -> None:
+    absent = ranks(job)[1:]
+    for values, took_part, *told in job.run(round_programs.apart, absent=absent)[1:]:
+        assert values == [6.0]
+        assert not took_part
+        assert told == [0, [2.0] + [0.0] * len(absent), [0]]
+    absent = [0]
+    present = ranks(job)[1:]
+    mean = 6 + sum(present) / len(present)
+    first = job.run(round_programs.apart, absent=absent)[0]
+    assert first[0] == [pytest.approx(mean)]
+    assert first[1] is False
+    assert first[-1] == present
+
+
+def test_many_rounds_are_in_flight_at_once_and_end_in_any_order(job: Job) -> None:
+    found = job.run(round_programs.in_flight, count=40)
+    assert found == [[True, [job.world_size] * 3]] * job.world_size
+
+
+def test_the_handle_of_a_round_may_be_dropped(job: Job) -> None:
+    assert job.run(round_programs.dropped) == [True] * job.world_size
+
+
+def test_a_round_without_any_weight_is_an_error_and_changes_nothing(job: Job) -> None:
+    kept = [[float(number + rank) for number in range(4)] for rank in ranks(job)]
+    assert job.run(round_programs.weightless) == kept
+
+
+def test_complex_numbers_have_a_weighted_mean(job: Job) -> None:
+    scale = (job.world_size + 1) / 2
+    assert job.run(round_programs.complex_numbers) == [[[scale, 2 * scale], [0, -3 * scale]]] * (
+        job.world_size
+    )
+
+
+def test_a_round_and_another_collective_are_a_mismatch_that_names_the_odd_rank(job: Job) -> None:
+    mean = (job.world_size - 1) / 2
+    assert job.run(round_programs.mixed, odd=job.world_size - 1) == [[mean]] * job.world_size
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"weight": -1}, "weight= is at least 0, got -1"),
+        ({"weight": float("nan")}, "weight= is a finite number, got nan"),
+        ({"weight": float("inf")}, "weight= is a finite number, got inf"),
+        ({"weight": "much"}, "weight= is a finite number, got 'much'"),
+        ({"op": "sum"}, "a round is a weighted mean: op= is 'mean', got 'sum'"),
+        ({"dtype": "int32"}, "mean of int32 is not defined"),
+        ({"feedback": "x"}, "feedback= is for a lossy wire="),
+        ({"wire": "int5"}, "unknown wire format 'int5'"),
+    ],
+)
+def test_what_cannot_be_a_round_is_refused_before_anything_moves(
+    job: Job, options: dict[str, Any], text: str
+) -> None:
+    """The rank whose arguments are wrong is told so; the others are told of it."""
+    calls = [job.start(0, round_programs.call, **options)]
+    calls += [job.start(rank, round_programs.call) for rank in ranks(job)[1:]]
+    first, *others = failures(calls)
+    assert isinstance(first.error, InvalidArgument)
+    assert text in first.error.message
+    for other in others:
+        assert isinstance(other.error, PeerRefused)
+        assert text in other.error.message
+    assert job.run(round_programs.call) == [[(job.world_size - 1) / 2]] * job.world_size
+
+
+def test_an_argument_that_rounds_do_not_have_is_named(job: Job) -> None:
+    for failure in failures(job.start_all(round_programs.call, weights=1)):
+        assert isinstance(failure.error, UnknownArgument)
+        assert "did you mean 'weight'?" in failure.error.message
+
+
+@pytest.mark.parametrize("shape", ["2x2", "3x1"])
+def test_a_round_that_loses_a_rank_is_the_mean_of_those_that_are_left(
+    pool: RankPool, services: Services, shape: str
+) -> None:
+    """With the weights that they have called with, in the numbers of the new epoch."""
+    with pool.job(SHAPES[shape], timeout=OP_SECONDS, on_loss="shrink") as job:
+        left = ranks(job)[1:]
+        assert job.run(round_programs.started, numel=4096)
+        calls = [job.start(rank, round_programs.started, numel=4096) for rank in left]
+        job.ranks[0].kill()
+        weights = [rank + 1.0 for rank in left]
+        mean = sum(each * each for each in weights) / sum(weights)
+        for values, epoch, *told in results(calls):
+            assert values == [pytest.approx(mean, rel=0.2)]
+            assert epoch == 1
+            assert told == [weights, list(range(len(left)))]
