@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import allfold
-from allfold._round import RoundResult
+from allfold._handles.round import RoundResult
 
 SECONDS = 20.0
 Result = TypeVar("Result")

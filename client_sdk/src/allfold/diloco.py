@@ -29,8 +29,8 @@ import torch
 from torch import Tensor, nn
 
 from allfold._group import Group
+from allfold._handles.round import Round, RoundResult
 from allfold._registry import registry
-from allfold._round import Round, RoundResult
 from allfold_core.dtypes import DType, Wire
 from allfold_core.errors import InvalidArgument
 from allfold_core.group_options import checked_wire
