@@ -94,8 +94,7 @@ class Demo:
         print(f"{mode}: {NODES} nodes, {self._steps} steps on each", flush=True)
         try:
             self._ranks = {node: self._rank(node, mode, options) for node in range(nodes)}
-            for node, rank in self._ranks.items():
-                self._await(f"node{node} to import torch", lambda rank=rank: rank.is_ready)
+            self._await("torch", lambda: all(each.is_ready for each in self._ranks.values()))
             for node in range(NODES):
                 self._ranks[node].begin(ALLFOLD_RANK=str(node), ALLFOLD_WORLD_SIZE=str(NODES))
             if mode == "diloco":

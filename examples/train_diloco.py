@@ -23,7 +23,8 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
@@ -116,7 +117,7 @@ class LocalSteps:
             wire=options.wire,
         )
         self.state = allfold.State(diloco=self.diloco, step=0)
-        self.agreed = self.diloco.synchronized
+        self.agreed: Callable[[], AbstractContextManager[None]] = self.diloco.synchronized
         self.waited = 0.0
         self._last = options.steps
 
@@ -143,7 +144,7 @@ class CommonSteps:
     def __init__(self, model: Model, _: argparse.Namespace) -> None:
         self.optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE)
         self.state = allfold.State(model=model, optimizer=self.optimizer, step=0)
-        self.agreed = nullcontext
+        self.agreed: Callable[[], AbstractContextManager[None]] = nullcontext
         self.waited = 0.0
         self._parameters = list(model.parameters())
 
@@ -158,6 +159,8 @@ class CommonSteps:
         return [result]
 
 
+Steps = LocalSteps | CommonSteps
+MODES: dict[str, Callable[[Model, argparse.Namespace], Steps]]
 MODES = {"diloco": LocalSteps, "ddp": CommonSteps}
 
 
@@ -165,7 +168,7 @@ def train(
     group: allfold.Group,
     text: Text,
     model: Model,
-    steps: LocalSteps | CommonSteps,
+    steps: Steps,
     options: argparse.Namespace,
 ) -> None:
     """Train to the last step, from wherever the others are; evaluate now and then."""

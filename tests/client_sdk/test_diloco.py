@@ -12,7 +12,7 @@ from allfold_core.errors import InvalidArgument, PeerLost, PeerMissing
 from tests.client_sdk.diloco_ranks import FakeGroup, Ranks, add, model_of, reference
 
 SIZES = (3, 5, 2, 6, 4)
-EXACT = {"outer_lr": 0.5, "momentum": 0.5}
+EXACT: dict[str, Any] = {"outer_lr": 0.5, "momentum": 0.5}
 STEPS = 24
 
 
@@ -73,8 +73,9 @@ def test_all_ranks_have_the_numbers_of_the_formulas_after_every_step(
     found = Ranks(len(weights)).run(program)
     tensor = 0
     for number, tensors in enumerate(found[0][1]):
-        schedule = {"every": every, "offset": number * every // fragments, "delay": delay}
-        thetas, own = reference(inner, weights, steps=steps, **schedule, **EXACT)
+        offset = number * every // fragments
+        schedule = {"steps": steps, "every": every, "offset": offset, "delay": delay}
+        thetas, own = reference(inner, weights, **schedule, **EXACT)
         for _ in range(tensors):
             for rank, (seen, _) in enumerate(found):
                 assert [synchronized[tensor] for synchronized, _ in seen] == thetas

@@ -60,6 +60,7 @@ def test_a_rank_that_dies_in_a_round_leaves_the_others_with_the_same_bits(
 def test_a_rank_that_joins_goes_on_with_the_parameters_and_the_schedule_of_the_others(
     pool: RankPool, services: Services
 ) -> None:
+    first: dict[str, Any] = {"world_size": 2}
     with pool.unregistered((0, 1, 2)) as job:
         calls = [
             job.ranks[rank].start(
@@ -69,7 +70,7 @@ def test_a_rank_that_joins_goes_on_with_the_parameters_and_the_schedule_of_the_o
                 steps=STEPS,
                 awaits=3,
                 on_loss="shrink",
-                **({"world_size": 2} if rank < 2 else {}),
+                **(first if rank < 2 else {}),
             )
             for rank in range(3)
         ]

@@ -191,9 +191,8 @@ class DiLoCo:
         began = fragment.local()
         delta = group.empty(began.numel(), torch.float32, device=began.device)
         torch.sub(fragment.synchronized, began, out=delta)
-        feedback = fragment.series if self._feedback else None
-        options = {"weight": self.weight, "wire": self._wire, "feedback": feedback}
-        round_ = group.start_round(delta, "mean", **options)
+        series = fragment.series if self._feedback else None
+        round_ = group.start_round(delta, weight=self.weight, wire=self._wire, feedback=series)
         fragment.flight = _Flight(round_, delta, began, self.steps + self._delay)
 
     def _finished(self, due: float) -> list[RoundResult]:
@@ -249,7 +248,7 @@ class _Fragment:
     def assign(self, flat: Tensor) -> None:
         """Overwrite the parameters."""
         sizes = [each.numel() for each in self._parameters]
-        for parameter, part in zip(self._parameters, flat.split(sizes), strict=True):
+        for parameter, part in zip(self._parameters, torch.split(flat, sizes), strict=True):
             parameter.copy_(part.view_as(parameter))
 
     def apply(self, flight: _Flight, outer_lr: float, momentum: float) -> None:
