@@ -73,6 +73,8 @@ def main() -> None:
             found = {mode: demo.run(mode) for mode in MODES}
     except (NotShown, AllfoldError) as error:
         sys.exit(f"demo-wan: {error}")
+    except KeyboardInterrupt:
+        sys.exit("demo-wan: interrupted")
     draw(found, options.plot)
     print(f"demo-wan: ok {summary(found)} plot={options.plot}")
 
@@ -92,8 +94,10 @@ class Demo:
         options = ["--mode", mode, "--steps", str(self._steps), "--json", str(file)]
         nodes = NODES + 1 if mode == "diloco" else NODES
         print(f"{mode}: {NODES} nodes, {self._steps} steps on each", flush=True)
+        self._ranks: dict[int, Rank] = {}
         try:
-            self._ranks = {node: self._rank(node, mode, options) for node in range(nodes)}
+            for node in range(nodes):
+                self._ranks[node] = self._rank(node, mode, options)
             self._await("torch", lambda: all(each.is_ready for each in self._ranks.values()))
             for node in range(NODES):
                 self._ranks[node].begin(ALLFOLD_RANK=str(node), ALLFOLD_WORLD_SIZE=str(NODES))
