@@ -152,10 +152,11 @@ def fingerprint() -> str:
     names = ["kind", "reduction, 0 for none", "dtype", "number of dimensions", "wire format"]
     names += [
         "length of an alias",
+        "ranks of a quorum, 0 for all",
         "root, -1 for none",
         "number of counts",
         "width of an alias",
-        "factor of a `premul_sum`",
+        "factor of a `premul_sum`, weight in a `weighted_mean`",
         "feedback series",
     ]
     return layout(operations._HEADER, [*names, "strategy, ASCII, padded with zeros"])

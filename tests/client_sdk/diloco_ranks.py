@@ -104,7 +104,7 @@ class FakeRound:
         self._tensor.copy_(torch.from_numpy(self._ranks.mean(self._number)))
         self._is_over = True
         there = tuple(range(self._ranks.number))
-        return RoundResult(self._tensor, 0, (1.0,) * len(there), there, True, 0, 0.0, 0.0)
+        return RoundResult(self._tensor, 0, (1.0,) * len(there), there, True, 0, 0, 0.0, 0.0)
 
 
 def model_of(sizes: Sequence[int], dtype: torch.dtype = torch.float32) -> nn.ParameterList:

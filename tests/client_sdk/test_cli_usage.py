@@ -59,7 +59,7 @@ def allfold() -> Iterator[Commands]:
             ("bench",),
             {"ALLFOLD_WIRE": "int3"},
             "ALLFOLD_WIRE: unknown wire format 'int3'; there are native, float32, bfloat16, "
-            "float16, int8, int4, int2, sign",
+            "float16, int8, int4, int2, sign, topk",
         ),
         (
             ("run", "script.py"),

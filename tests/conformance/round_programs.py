@@ -117,13 +117,15 @@ def weightless(group: allfold.Group) -> list[float]:
     return kept
 
 
-def call(group: allfold.Group, dtype: str = "float32", **options: Any) -> list[float]:
+def call(
+    group: allfold.Group, dtype: str = "float32", numel: int = 1000, **options: Any
+) -> list[float]:
     """A round; where it fails the tensor is as it was."""
-    tensor = tensors.from_integers(np.full(1000, group.rank), dtype)
+    tensor = tensors.from_integers(np.full(numel, group.rank), dtype)
     try:
         group.start_round(tensor, **options).wait()
     except allfold.AllfoldError:
-        assert tensors.to_list(tensor) == [group.rank] * 1000
+        assert tensors.to_list(tensor) == [group.rank] * numel
         raise
     return tensors.to_list(tensor)[:1]
 
@@ -156,3 +158,14 @@ def started(group: allfold.Group, numel: int) -> list[Any]:
     tensor = np.full(numel, rank + 1, np.float32)
     result = group.start_round(tensor, weight=rank + 1, wire="int4", feedback="kept").wait()
     return [sorted(set(tensor.tolist())), *told(result)]
+
+
+def with_quorum(
+    group: allfold.Group, value: float, quorum: int, within: float, **options: Any
+) -> list[Any]:
+    """A round that waits only for a quorum: the value that it gives, and what is told of it."""
+    tensor = np.full(3000, value, np.float32)
+    result = group.start_round(
+        tensor, weight=group.rank + 1, quorum=quorum, within=within, **options
+    ).wait()
+    return [sorted(set(tensor.tolist())), result.took_part, result.behind, *told(result)]

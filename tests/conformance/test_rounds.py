@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from allfold_core.errors import InvalidArgument, PeerRefused, UnknownArgument
+from allfold_core.errors import InvalidArgument, MismatchError, PeerRefused, UnknownArgument
 from allfold_core.operations import Kind
 from allfold_core.schedules.registry import strategies_for
 from tests.conformance import round_programs
 from tests.conformance.conftest import OP_SECONDS, SHAPES
-from tests.support.processes.ranks import Job, RankPool, failures, results
+from tests.support.processes.ranks import Call, Job, RankPool, failures, results
 from tests.support.processes.services import Services
 
 SIZES = (1, 7, 1000, 300_007)
@@ -134,6 +134,22 @@ def test_what_cannot_be_a_round_is_refused_before_anything_moves(
     assert job.run(round_programs.call) == [[(job.world_size - 1) / 2]] * job.world_size
 
 
+def test_the_name_of_a_series_is_not_that_of_another_shape(job: Job) -> None:
+    """Each rank is told before it calls, and the next round of the series works."""
+    options: dict[str, Any] = {"wire": "int8", "feedback": "of one shape"}
+    mean = (job.world_size - 1) / 2
+    assert job.run(round_programs.call, **options) == [[pytest.approx(mean, rel=0.1)]] * (
+        job.world_size
+    )
+    for failure in failures(job.start_all(round_programs.call, numel=7, **options)):
+        assert isinstance(failure.error, InvalidArgument)
+        assert "is the name of rounds of float32[1000]" in failure.error.message
+        assert "this one is of float32[7]" in failure.error.message
+    assert job.run(round_programs.call, **options) == [[pytest.approx(mean, rel=0.1)]] * (
+        job.world_size
+    )
+
+
 def test_an_argument_that_rounds_do_not_have_is_named(job: Job) -> None:
     for failure in failures(job.start_all(round_programs.call, weights=1)):
         assert isinstance(failure.error, UnknownArgument)
@@ -156,3 +172,122 @@ def test_a_round_that_loses_a_rank_is_the_mean_of_those_that_are_left(
             assert values == [pytest.approx(mean, rel=0.2)]
             assert epoch == 1
             assert told == [weights, list(range(len(left)))]
+
+
+# Quorums
+
+WITHIN = 0.3
+
+
+def mean_of(weights: list[float], value: float) -> Any:
+    """The mean where each rank of a weight brings that many times a value."""
+    return pytest.approx(sum(each * each * value for each in weights) / sum(weights))
+
+
+def rounds(job: Job, on: list[int], value: float, quorum: int, **options: Any) -> list[Call]:
+    return [
+        job.start(
+            rank,
+            round_programs.with_quorum,
+            value=(rank + 1) * value,
+            quorum=quorum,
+            within=WITHIN,
+            **options,
+        )
+        for rank in on
+    ]
+
+
+@pytest.mark.parametrize("shape", ["1x3", "2x2", "3x1", "1+2+3"])
+def test_a_round_waits_for_a_quorum_and_those_who_come_later_get_its_result(
+    pool: RankPool, shape: str
+) -> None:
+    """All know who took part, and the late one that it did not, and how far it is behind."""
+    with pool.job(SHAPES[shape], timeout=OP_SECONDS) as job:
+        for late in (0, job.world_size - 1):
+            others = [rank for rank in ranks(job) if rank != late]
+            weights = [float(rank + 1) if rank != late else 0.0 for rank in ranks(job)]
+            for value in (1.0, 2.0, 3.0):
+                for values, took_part, behind, _, *told in results(
+                    rounds(job, others, value, quorum=len(others))
+                ):
+                    assert values == [mean_of(weights, value)]
+                    assert (took_part, behind) == (True, 0)
+                    assert told == [weights, others]
+            for value, left in ((1.0, 2), (2.0, 1), (3.0, 0)):
+                (values, took_part, behind, _, *told), *_ = results(
+                    rounds(job, [late], value, quorum=len(others))
+                )
+                assert values == [mean_of(weights, value)]
+                assert (took_part, behind) == (False, left)
+                assert told == [weights, others]
+            everybody = [float(rank + 1) for rank in ranks(job)]
+            for values, took_part, *_ in results(rounds(job, ranks(job), 1.0, quorum=1)):
+                assert values == [mean_of(everybody, 1.0)]
+                assert took_part
+
+
+def test_what_a_late_rank_has_brought_is_added_to_its_next_round(pool: RankPool) -> None:
+    """Of a lossy wire with feedback between nodes; here the numbers lose nothing."""
+    with pool.job(SHAPES["3x1"], timeout=OP_SECONDS) as job:
+        options = {"wire": "int4", "feedback": "owed"}
+        results(rounds(job, [0, 1], 0.0, quorum=2, **options))
+        (values, took_part, *_), *_ = results(rounds(job, [2], 4.0, quorum=2, **options))
+        assert (values, took_part) == ([0.0], False)
+        brought = 3 * (3 * 4.0)
+        for values, took_part, *_ in results(rounds(job, ranks(job), 0.0, quorum=3, **options)):
+            assert took_part
+            assert values == [pytest.approx(brought / (1 + 2 + 3), rel=0.01)]
+        for values, *_ in results(rounds(job, ranks(job), 0.0, quorum=3, **options)):
+            assert values == [pytest.approx(0.0, abs=0.1)]
+
+
+def test_a_late_rank_that_calls_something_else_is_told_and_the_others_have_their_mean(
+    pool: RankPool,
+) -> None:
+    with pool.job(SHAPES["2x2"], timeout=OP_SECONDS) as job:
+        assert results(rounds(job, [0, 1, 2], 1.0, quorum=3))
+        (failure,) = failures([job.start(3, round_programs.call)])
+        assert isinstance(failure.error, MismatchError)
+        assert "the others have done all_reduce(weighted_mean, float32[3000]" in str(failure.error)
+        assert job.run(round_programs.call) == [[1.5]] * 4
+
+
+@pytest.mark.parametrize("victim", ["leader", "late"])
+def test_a_round_without_late_ranks_survives_the_loss_of_a_node(
+    pool: RankPool, services: Services, victim: str
+) -> None:
+    """The leader's, which counts the calls; or that of a rank that has not called."""
+    with pool.job(SHAPES["5x1"], timeout=OP_SECONDS, on_loss="shrink") as job:
+        # In the order of their names, the first node of the group leads.
+        gone, late = (0, 4) if victim == "leader" else (4, 3)
+        called = [rank for rank in ranks(job) if rank not in (gone, late)]
+        calls = rounds(job, called, 1.0, quorum=3)
+        services.kill_agent(job.nodes[gone])
+        weights = [rank + 1.0 for rank in called]
+        for values, took_part, *_ in results(calls):
+            assert values == [mean_of(weights, 1.0)]
+            assert took_part
+        (values, took_part, *_), *_ = results(rounds(job, [late], 1.0, quorum=3))
+        assert (values, took_part) == ([mean_of(weights, 1.0)], False)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"quorum": 2}, "quorum= and within= belong together: give both or neither"),
+        ({"within": 2}, "quorum= and within= belong together: give both or neither"),
+        ({"quorum": 0, "within": 1}, "quorum= is a number of ranks from 1 to 3, got 0"),
+        ({"quorum": 4, "within": 1}, "quorum= is a number of ranks from 1 to 3, got 4"),
+        ({"quorum": True, "within": 1}, "quorum= is a number of ranks from 1 to 3, got True"),
+        ({"quorum": 1, "within": 0}, "within is a positive number of seconds"),
+        ({"quorum": 1, "within": float("nan")}, "within is a positive number of seconds"),
+    ],
+)
+def test_a_quorum_that_cannot_be_is_refused(
+    pool: RankPool, options: dict[str, Any], text: str
+) -> None:
+    with pool.job(SHAPES["1x3"], timeout=OP_SECONDS) as job:
+        for failure in failures(job.start_all(round_programs.call, **options)):
+            assert isinstance(failure.error, InvalidArgument)
+            assert text in failure.error.message

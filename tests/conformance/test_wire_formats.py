@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from allfold_core.dtypes import LARGEST_BLOCK
+from allfold_core.dtypes import USUAL_GRAIN
 from allfold_core.errors import InvalidArgument, MismatchError
 from allfold_core.operations import Kind
 from allfold_core.schedules.registry import STRATEGIES, strategies_for
@@ -114,7 +114,7 @@ def test_what_is_not_finite_stays_so_on_all_ranks(job: Job, wire: str) -> None:
     A block that has a scale is NaN as a whole; no other block is.
     """
     strategies = names(Kind.ALL_REDUCE, wire)
-    numel = 12 * LARGEST_BLOCK
+    numel = 12 * USUAL_GRAIN
     got = job.run(wire_programs.special, wire=wire, strategies=strategies, numel=numel)
     assert all(rank == got[0] for rank in got)
     quarters = [numel // 4, numel // 2, 3 * numel // 4]
@@ -127,7 +127,7 @@ def test_what_is_not_finite_stays_so_on_all_ranks(job: Job, wire: str) -> None:
         else:
             assert second == "nan", strategy
             near = [min(abs(each - quarter) for quarter in quarters) for each in odd]
-            assert max(near) < LARGEST_BLOCK, strategy
+            assert max(near) < USUAL_GRAIN, strategy
 
 
 def test_a_lossy_wire_is_never_chosen_by_itself(job: Job) -> None:
@@ -294,7 +294,7 @@ def test_short_formats_have_fewer_bytes_on_every_edge(
 ) -> None:
     """Half in 16 bits; in fewer, their share, and the scales of each block."""
     nodes = 4
-    numel = nodes * LARGEST_BLOCK * 40
+    numel = nodes * USUAL_GRAIN * 40
     with pool.job(range(nodes), timeout=OP_SECONDS) as job:
         await_lane(services, job)
         before = 0

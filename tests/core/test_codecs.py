@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allfold_core.dtypes import LARGEST_BLOCK, DType, Wire
+from allfold_core.dtypes import DType, Wire
 
 LOSSY = [wire for wire in Wire if wire is not Wire.NATIVE]
 REAL = (DType.FLOAT32, DType.FLOAT64)
@@ -24,7 +24,7 @@ def test_an_unknown_format_is_refused_with_what_there_is() -> None:
     with pytest.raises(
         ValueError,
         match="unknown wire format 'int3'; there are native, float32, bfloat16, float16, int8, "
-        "int4, int2, sign",
+        "int4, int2, sign, topk",
     ):
         Wire.from_label("int3")
 
@@ -47,6 +47,7 @@ NUMELS = (0, 1, 128, 129, 255, 256, 257, 512, 513)
         (Wire.INT4, (0, 3, 66, 69, 132, 132, 135, 264, 267)),
         (Wire.INT2, (0, 5, 36, 37, 68, 68, 73, 136, 141)),
         (Wire.SIGN, (0, 3, 18, 19, 34, 34, 37, 68, 71)),
+        (Wire.TOPK, (0, 16, 18, 19, 21, 21, 23, 27, 29)),
     ],
 )
 def test_there_are_scales_for_every_block_begun(wire: Wire, sizes: tuple[int, ...]) -> None:
@@ -54,17 +55,27 @@ def test_there_are_scales_for_every_block_begun(wire: Wire, sizes: tuple[int, ..
     assert tuple(wire.nbytes(numel, 8) for numel in NUMELS) == sizes
 
 
+def test_of_a_sparse_format_a_64th_travels_and_at_least_one_of_a_block() -> None:
+    sizes = {64: 16, 65: 18, 4095: 118, 4096: 118, 4097: 134, 8192: 236, 30_800_000: 887_312}
+    assert {numel: Wire.TOPK.nbytes(numel, 4) for numel in sizes} == sizes
+    assert [Wire.TOPK.travelling(numel) for numel in (0, 1, 64, 65, 4096)] == [0, 1, 1, 2, 64]
+    assert 30 * 2 * 4096 / Wire.TOPK.nbytes(4096, 4) > 2000
+    assert [wire for wire in Wire if wire.is_sparse] == [Wire.TOPK]
+
+
 def test_chunks_end_where_blocks_and_bytes_do() -> None:
     for wire in Wire:
-        assert LARGEST_BLOCK % (wire.block or 1) == 0
-        assert LARGEST_BLOCK * wire.bits % 8 == 0
+        assert wire.grain % (wire.block or 1) == 0
+        assert wire.travelling(wire.grain) * wire.one_of == wire.grain
+        assert wire.travelling(wire.grain) * wire.bits % 8 == 0
+    assert {wire.grain for wire in Wire if not wire.is_sparse} == {256}
 
 
 @given(st.lists(st.integers(1, 9), max_size=5), st.integers(0, 1000), st.sampled_from(Wire))
 def test_chunks_of_whole_blocks_have_the_size_of_their_slice(
     blocks: list[int], rest: int, wire: Wire
 ) -> None:
-    chunks = [count * LARGEST_BLOCK for count in blocks] + [rest]
+    chunks = [count * wire.grain for count in blocks] + [rest]
     assert sum(wire.nbytes(chunk, 4) for chunk in chunks) == wire.nbytes(sum(chunks), 4)
 
 

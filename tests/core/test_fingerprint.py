@@ -11,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allfold_core.dtypes import Alias, DType, Wire
-from allfold_core.operations import MAX_STRATEGY_LABEL, Fingerprint, Kind, ReduceOp
+from allfold_core.operations import (
+    ALL_RANKS,
+    MAX_STRATEGY_LABEL,
+    Fingerprint,
+    Kind,
+    Quorum,
+    ReduceOp,
+)
 from allfold_core.schedules.registry import parse_strategy, strategies_for
 from tests.core.cases import aliases
 
@@ -29,6 +36,8 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "feedback": st.integers(0, 2**64 - 1),
     "counts": st.lists(U63, max_size=40).map(tuple),
     "alias": aliases,
+    "quorum": st.just(ALL_RANKS)
+    | st.builds(Quorum, st.integers(1, 2**16 - 1), st.floats(0.001, 1e9)),
 }
 SHOWN = {"alias": "dtype"}
 fingerprints = st.builds(Fingerprint, **FIELDS)

@@ -98,7 +98,12 @@ def test_a_value_that_cannot_work_is_refused_by_the_name_of_its_source(
             "wire",
             "int3",
             "unknown wire format 'int3'; there are native, float32, bfloat16, float16, int8, int4, "
-            "int2, sign",
+            "int2, sign, topk",
+        ),
+        (
+            "wire",
+            "topk",
+            "wire='topk' cannot be that of a group: calls ask for it, with feedback='name'",
         ),
     ],
 )

@@ -3,6 +3,7 @@
 python -m tests.simulator --seconds 3600
 python -m tests.simulator --seed 1234 --story
 python -m tests.simulator --leaders --first 1000 --stories 200
+python -m tests.simulator --quorum --first 0 --stories 200
 python -m tests.simulator --fault "lost wish" --seconds 60
 """
 
@@ -17,7 +18,7 @@ from itertools import takewhile
 
 from tests.simulator.planted import FAULTS
 from tests.simulator.shrink import kept, shortest
-from tests.simulator.story import Story, draw, stopped_leaders
+from tests.simulator.story import Story, draw, quorums, stopped_leaders
 from tests.simulator.trial import HASHES, Change, Told, is_repeatable, tell, tell_all
 
 
@@ -30,7 +31,7 @@ def main() -> int:
     planted = FAULTS[given.fault] if given.fault else None
     changes = planted.changes if planted else ()
     given.leaders |= planted is not None and planted.draw is stopped_leaders
-    stories = stopped_leaders if given.leaders else draw
+    stories = stopped_leaders if given.leaders else quorums if given.quorum else draw
     if given.seed is not None:
         story = stories(given.seed)
         if given.keep is not None:
@@ -49,6 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--stories", type=int, default=10**9, help="tell so many")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="for so long")
     parser.add_argument("--leaders", action="store_true", help="stories of stopped leaders")
+    parser.add_argument("--quorum", action="store_true", help="stories of ops that wait for some")
     parser.add_argument("--fault", choices=FAULTS, help="plant a fault")
     return parser
 
@@ -69,7 +71,7 @@ def _many(
             print("it is made shorter ...", flush=True)
             short = shortest(told, changes)
             _show(short, whole=True)
-            fault = " --leaders" if given.leaders else ""
+            fault = " --leaders" if given.leaders else " --quorum" if given.quorum else ""
             fault += f' --fault "{given.fault}"' if given.fault else ""
             print(
                 f"\nagain: python -m tests.simulator --seed {told.story.seed} "

@@ -97,12 +97,14 @@ class SimulatedGroup(NodeGroup):
         self.members = GroupNodes(plan.members, term)
         nothing = cast(Any, _Nothing())
         self.deadlines = cast(Any, SimpleNamespace(waits_for=lambda: "the decision of its nodes"))
-        self.residuals = self.outcomes = self.lanes = nothing
+        self.residuals = self.outcomes = self.lanes = self.stand_ins = nothing
         self.edges, self.p2p = cast(Any, _Edges(agent)), cast(Any, _Nothing())
         self.p2p.edges = self.edges
         self.events = EventQueue(self.name, self.table)
         self.event = self.events.run
         self.runs: Any = _Runs(self)
+        self.calls = cast(Any, SimpleNamespace(stand_in=self._stand_in))
+        self._late: dict[tuple[str, int], tuple[str, Any, int] | None] = {}
         self.results = cast(Any, self.runs)
         self.local_ranks = LocalRanks(first.sessions_on(self.node), self.events.add_due)
         self._node_changes = NodeChanges(
@@ -139,6 +141,9 @@ class SimulatedGroup(NodeGroup):
             return
         if session in machine.dead:
             return
+        if (session, seq) in self._late:
+            self._come_late(rank, seq, view)
+            return
         failed = machine.failure(seq)
         if failed is not None:
             self.tell(rank, seq, ("error", failed.error, failed.ordinal))
@@ -147,6 +152,26 @@ class SimulatedGroup(NodeGroup):
             self._called_at.setdefault(seq, self._world.loop.time())
         self.epoch_table.note_view(session, view)
         self.agreement.call(seq, session, self._call_of(seq, kind, view))
+
+    def _stand_in(self, seq: int, session: str, _: Call) -> None:
+        """An op does not wait for a rank, which gets its outcome when it calls it."""
+        self._late[session, seq] = None
+        self.runs.calls[seq].add(session)
+
+    def _come_late(self, rank: Rank, seq: int, view: int) -> None:
+        """A rank calls an op that has not waited for it."""
+        outcome = self._late.pop((rank.session, seq))
+        self.epoch_table.note_view(rank.session, view)
+        self.agreement.machine.note_called({rank.session: seq})
+        if outcome is not None:  # else it is told with the others
+            self.tell(rank, seq, outcome)
+
+    def settled(self, rank: Rank, seq: int, outcome: tuple[str, Any, int]) -> None:
+        """An op is over that a rank, or this node in its place, has called."""
+        if (rank.session, seq) in self._late:
+            self._late[rank.session, seq] = outcome
+        else:
+            self.tell(rank, seq, outcome)
 
     def _call_of(self, seq: int, kind: Kind, view: int) -> Call:
         known = self.epoch_table.by_ordinal.get(view)
@@ -340,7 +365,7 @@ class _Runs:
         group._called_at.pop(seq, None)
         for session in sorted(self.calls.pop(seq, ())):
             if session in group.ranks:
-                group.tell(group.ranks[session], seq, outcome)
+                group.settled(group.ranks[session], seq, outcome)
 
     def fail_all(self) -> None:
         """Tell all ranks that the group goes on without this node."""

@@ -22,6 +22,8 @@ class Setup:
         pace: the longest time from an outcome to the next call, in seconds.
         latency: how many times longer than usual messages take, so that more meets in rounds.
         kinds: of the ops, one after the other and again from the beginning.
+        quorum: all-reduces wait for so many ranks, and no longer than ``within`` seconds for the
+            others; 0 for all ranks.
     """
 
     nodes: int
@@ -35,6 +37,8 @@ class Setup:
     timeout: float = 8.0
     latency: float = 1.0
     kinds: tuple[str, ...] = ("ar",)
+    quorum: int = 0
+    within: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -122,6 +126,14 @@ def draw(seed: int) -> Story:
         events.append(Event(at, what, whom, seconds))
         at += rng.choice((0.0, round_trip, 4 * round_trip, 0.1, 0.4, 0.8, 1.5)) * rng.random()
     return Story(seed, setup, tuple(events), _coda(rng, setup))
+
+
+def quorums(seed: int) -> Story:
+    """Return the story of a number, whose all-reduces do not wait for all ranks."""
+    story, rng = draw(seed), random.Random(f"quorum {seed}")
+    quorum = rng.randint(1, len(story.setup.founders))
+    setup = replace(story.setup, quorum=quorum, within=rng.choice((0.001, 0.02, 0.2)))
+    return replace(story, setup=setup)
 
 
 def stopped_leaders(number: int) -> Story:

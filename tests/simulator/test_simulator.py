@@ -67,6 +67,11 @@ def test_no_story_of_stopped_leaders_breaks_a_promise() -> None:
     assert "nothing wrong" in simulate("--leaders", "--first", "12", "--stories", "17")
 
 
+def test_no_story_of_ops_that_do_not_wait_for_late_ranks_breaks_a_promise() -> None:
+    """Those who come late are told what the others were told."""
+    assert "nothing wrong" in simulate("--quorum", "--stories", str(STORIES_OF_A_CASE))
+
+
 def test_the_stories_that_went_wrong_once_end_well() -> None:
     assert "nothing wrong" in simulate("--seeds", *map(str, MENDED))
 

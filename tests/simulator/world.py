@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 
-from allfold_core.operations import Kind
+from allfold_core.operations import Kind, Quorum
 from allfold_core.protocol.peer_link import LinkMessageType
 from allfold_core.survival.decision import ProtocolViolation
 from allfold_core.survival.reports import Call
@@ -91,7 +92,11 @@ class World:
 
     def call_of(self, kind: Kind, view: int, _: str) -> Call:
         """Return the call of a rank with a view."""
-        return call_of(kind, view)
+        call, setup = call_of(kind, view), self.setup
+        if not setup.quorum or kind is not Kind.ALL_REDUCE:
+            return call
+        agreed = replace(call.fingerprint, quorum=Quorum(setup.quorum, setup.within))
+        return replace(call, fingerprint=agreed)
 
     def count(self, kind: LinkMessageType) -> None:
         """Note that a message is sent between agents."""

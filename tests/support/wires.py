@@ -28,7 +28,8 @@ from allfold_core.dtypes import Wire
 
 Floats = npt.NDArray[np.float64]
 
-LOSSY = tuple(wire.label for wire in Wire if wire is not Wire.NATIVE)
+LOSSY = tuple(wire.label for wire in Wire if wire is not Wire.NATIVE and not wire.is_sparse)
+"""Those whose every result has an error bound; of a sparse one only a series of results has."""
 # Unit roundoffs, and the error of what is too small to be normal.
 _ROUNDOFF = {
     "float32": (2**-24, 2**-150),

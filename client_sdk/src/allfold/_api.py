@@ -10,7 +10,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from allfold._calls.options import Options, StartOptions, with_checked_names
+from allfold._calls.options import Options, RoundOptions, with_checked_names
 from allfold._group import Group
 from allfold._handles.round import Round
 from allfold._process.ranks import RankInfo, SingleProcessWarning, resolve, resolve_elastic
@@ -246,12 +246,11 @@ def start_round(
     tensors: Any,
     op: str = "mean",
     *,
-    weight: float = 1.0,
     group: Group | None = None,
-    **options: Unpack[StartOptions],
+    **options: Unpack[RoundOptions],
 ) -> Round:
     """Start a weighted mean in the background; see :meth:`Group.start_round`."""
-    return _chosen(group).start_round(tensors, op, weight=weight, **options)
+    return _chosen(group).start_round(tensors, op, **options)
 
 
 def reduce(

@@ -49,6 +49,8 @@ class Collectives(Calling):
         op: str = "mean",
         *,
         weight: float = 1.0,
+        quorum: int | None = None,
+        within: float | None = None,
         wire: str | None = None,
         feedback: str | None = None,
         strategy: str = AUTO,
@@ -67,15 +69,23 @@ class Collectives(Calling):
             op: ``"mean"``.
             weight: of this rank, at least 0, for instance how many tokens its tensors come from.
                 That of a rank that takes no part is 0: its tensors are not read, and get the mean.
+            quorum, within: once ``quorum`` ranks have called, the others are waited for ``within``
+                seconds more. A rank that comes later gets the result all the same, and
+                ``took_part`` is False; what it brought is added to its next round of that
+                ``feedback`` name.
             wire, feedback, strategy, timeout: as for the other collectives. Tensors on a GPU are
                 averaged in the memory of the host.
 
         Raises:
-            InvalidArgument: the weight is negative or not finite, or ``op`` is another one.
+            InvalidArgument: the weight is negative or not finite, the quorum is not 1 to the number
+                of ranks, ``op`` is another one, or rounds of another shape have the name
+                ``feedback``.
         """
         with self._calling("start_round"):
             view = self._view
-            call = reductions.weighted_mean(tensors, op, weight)
+            call = reductions.weighted_mean(view, tensors, op, weight, quorum, within)
+            if feedback is not None:
+                self._check_series(feedback, call.fingerprint)
             work = self._start(
                 view,
                 call,
@@ -87,7 +97,7 @@ class Collectives(Calling):
                 feedback=feedback,
             )
         work.given(waits=False)
-        return Round(work, float(weight))
+        return Round(work)
 
     @collective
     def reduce(

@@ -46,7 +46,8 @@ class Group(Collectives):
         strategy: ``"ring"``, ``"tree(4)"`` ... for this op; default ``"auto"``.
         wire: how the data travels between nodes: ``"native"``, or rounded to ``"bfloat16"``,
             ``"float16"``, ``"int8"``, ``"int4"``, ``"int2"`` or ``"sign"``, with the same bits on
-            every rank; see docs/precision.md.
+            every rank; ``"topk"``, for sums and means with ``feedback``, sends the greatest 64th.
+            See docs/precision.md.
             Default: the group's for reductions, ``"native"`` for whatever is only moved.
         feedback: the name of a series of calls on tensors of one shape; the rounding error of a
             lossy ``wire`` in one call is added to the next.

@@ -96,8 +96,8 @@ _BY_CODE = {dtype.code: dtype for dtype in DType}
 _BY_LABEL = {dtype.label: dtype for dtype in DType}
 
 
-LARGEST_BLOCK = 256
-"""A multiple of all blocks, of which every chunk but the last of a slice is a multiple."""
+USUAL_GRAIN = 256
+"""The grain of all formats whose blocks are no longer: a multiple of each of these."""
 
 
 class Wire(Enum):
@@ -117,6 +117,9 @@ class Wire(Enum):
       float32 rounds.
     * ``INT2``: a block has two magnitudes, the means of its small elements and of its great ones.
     * ``SIGN``: a block has one magnitude, the mean of all.
+    * ``TOPK``: a 64th of a block travels, rounded up: the elements of the greatest magnitudes, of
+      equal ones the first. They fall into ranges of 1, 1, 2, 4, 8, 16 and 32 by their order, which
+      have the mean magnitude of theirs. All others become 0.
 
     A block with an infinity or a NaN is NaN everywhere.
 
@@ -127,6 +130,7 @@ class Wire(Enum):
         rounding: the most that one encoding costs, as a share of the greatest magnitude.
         block: elements that share a scale; 0: there are no scales.
         scale_bytes: the size of the scales of a block.
+        one_of: of so many elements one travels, and its place with it; 1: all travel.
     """
 
     NATIVE = (0, "native", 0, 0.0)
@@ -137,6 +141,7 @@ class Wire(Enum):
     INT4 = (5, "int4", 4, (1 + 2.0**-7) / 14, 128, 2)
     INT2 = (6, "int2", 2, 0.8 * (1 + 2.0**-7), 256, 4)
     SIGN = (7, "sign", 1, 1.0, 256, 2)
+    TOPK = (8, "topk", 13, 1.0, 4096, 14, 64)
 
     def __init__(
         self,
@@ -146,6 +151,7 @@ class Wire(Enum):
         rounding: float,
         block: int = 0,
         scale_bytes: int = 0,
+        one_of: int = 1,
     ) -> None:
         self.code = code
         self.label = label
@@ -153,11 +159,20 @@ class Wire(Enum):
         self.rounding = rounding
         self.block = block
         self.scale_bytes = scale_bytes
+        self.one_of = one_of
 
     def nbytes(self, numel: int, itemsize: int) -> int:
         """The size of ``numel`` encoded elements, whose native size is ``itemsize``."""
-        elements = -(-numel * self.bits // 8) if self.bits else numel * itemsize
+        elements = self.elements_nbytes(numel) if self.bits else numel * itemsize
         return elements + self.scales_nbytes(numel)
+
+    def elements_nbytes(self, numel: int) -> int:
+        """The part of it that is elements, of a lossy format."""
+        return -(-self.travelling(numel) * self.bits // 8)
+
+    def travelling(self, numel: int) -> int:
+        """How many of ``numel`` elements travel."""
+        return -(-numel // self.one_of)
 
     def scales_nbytes(self, numel: int) -> int:
         """The part of it that is scales; they come first."""
@@ -170,6 +185,16 @@ class Wire(Enum):
         Results must then travel in the slices in which they were made.
         """
         return self.block > 0
+
+    @property
+    def grain(self) -> int:
+        """Elements of which every chunk but the last of a slice has a multiple: whole blocks."""
+        return max(self.block, USUAL_GRAIN)
+
+    @property
+    def is_sparse(self) -> bool:
+        """True if most elements do not travel, but wait for a later op of their series."""
+        return self.one_of > 1
 
     def effective(self, kept: DType) -> Wire:
         """``NATIVE`` where the format is that of the accumulation type anyway."""

@@ -192,6 +192,15 @@ def checked_wire(name: str) -> Wire:
         raise InvalidArgument(str(error)) from None
 
 
+def _usual_wire(name: str) -> str:
+    wire = checked_wire(name)
+    if wire.is_sparse:
+        raise InvalidArgument(
+            f"wire={wire.label!r} cannot be that of a group: calls ask for it, with feedback='name'"
+        )
+    return wire.label
+
+
 def _naming_variables(read: Callable[[Any], Any]) -> Check:
     """Make a check whose errors begin with the variable, if the value is that of one."""
 
@@ -267,8 +276,9 @@ OPTIONS = (
     ),
     Option(
         "wire", "wire", "ALLFOLD_WIRE", Wire.NATIVE.label,
-        _naming_variables(lambda name: checked_wire(name).label),
-        f"compression of reductions between nodes: {', '.join(each.label for each in Wire)}",
+        _naming_variables(_usual_wire),
+        "compression of reductions between nodes: "
+        f"{', '.join(each.label for each in Wire if not each.is_sparse)}",
     ),
     Option(
         "on_loss", "on_loss", "ALLFOLD_ON_LOSS", "raise", _one_of(OnLoss),

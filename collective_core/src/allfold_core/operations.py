@@ -6,7 +6,8 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
-from math import prod
+from math import inf, prod
+from typing import NamedTuple
 
 from allfold_core.dtypes import NO_ALIAS, Alias, DType, Wire
 
@@ -98,18 +99,12 @@ class ReduceOp(Enum):
 
 
 _BITWISE = frozenset({ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR})
-_ROUNDING = frozenset(
-    {
-        ReduceOp.SUM,
-        ReduceOp.MEAN,
-        ReduceOp.PRODUCT,
-        ReduceOp.PREMUL_SUM,
-        ReduceOp.WEIGHTED_MEAN,
-    }
-)
+_ADDING = frozenset({ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.PREMUL_SUM, ReduceOp.WEIGHTED_MEAN})
+_ROUNDING = _ADDING | {ReduceOp.PRODUCT}
 _KINDS = {kind.code: kind for kind in Kind}
 _REDUCE_OPS = {op.code: op for op in ReduceOp}
-_HEADER = struct.Struct("<BBBBBBxxiIIdQ32s")
+_HEADER = struct.Struct("<BBBBBBHiIIdQ32s")
+_WITHIN = struct.Struct("<d")
 MAX_DIMENSIONS = 64
 MAX_STRATEGY_LABEL = 32
 AUTO = "auto"
@@ -134,6 +129,21 @@ def reduce_op_from_code(code: int) -> ReduceOp | None:
     return _REDUCE_OPS[code]
 
 
+class Quorum(NamedTuple):
+    """How many ranks are enough for an op, and for how long the others are waited for.
+
+    Attributes:
+        ranks: that many; 0 for all, however long that takes.
+        within: so many seconds from when these have called.
+    """
+
+    ranks: int
+    within: float
+
+
+ALL_RANKS = Quorum(0, 0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
     """The properties of a call on which all ranks of an op must agree.
@@ -153,6 +163,7 @@ class Fingerprint:
             first those that the caller sends to each rank, then those that it receives from each:
             these are the caller's own, and must only match those of the others.
         alias: the caller's type, where its elements travel as those of another.
+        quorum: how many ranks are enough.
     """
 
     kind: Kind
@@ -166,6 +177,7 @@ class Fingerprint:
     feedback: int = 0
     counts: tuple[int, ...] = ()
     alias: Alias = NO_ALIAS
+    quorum: Quorum = ALL_RANKS
 
     @property
     def numel(self) -> int:
@@ -197,6 +209,16 @@ class Fingerprint:
         """Return the number of rows that the caller of an all-to-all receives from each rank."""
         return self.counts[len(self.counts) // 2 :]
 
+    def wire_refusal(self) -> str | None:
+        """Return why the call cannot travel in its format; ``None`` if it can."""
+        if self.wire.is_sparse and not (self.feedback and self.reduce_op in _ADDING):
+            return (
+                f"wire={self.wire.label!r} is for sums and means with feedback='name': one of "
+                f"{self.wire.one_of} elements travels, and the others are kept for the next call "
+                "of that name"
+            )
+        return self.wire.refusal(self.kept_dtype)
+
     def pack(self) -> bytes:
         """The canonical bytes: equal fingerprints, and only those, have equal bytes.
 
@@ -212,6 +234,7 @@ class Fingerprint:
             len(self.shape),
             self.wire.code,
             len(alias),
+            self.quorum.ranks,
             self.root,
             len(self.counts),
             self.alias.width,
@@ -220,7 +243,8 @@ class Fingerprint:
             strategy,
         )
         sizes = self.shape + self.counts
-        return head + struct.pack(f"<{len(sizes)}Q", *sizes) + alias
+        within = _WITHIN.pack(self.quorum.within) if self.quorum.ranks else b""
+        return head + struct.pack(f"<{len(sizes)}Q", *sizes) + within + alias
 
     @classmethod
     def unpack(cls, data: bytes | memoryview) -> Fingerprint:
@@ -228,13 +252,19 @@ class Fingerprint:
         if len(data) < _HEADER.size:
             raise ValueError(f"a fingerprint has at least {_HEADER.size} bytes, got {len(data)}")
         head = _HEADER.unpack_from(data)
-        kind, op, dtype, ndim, wire, nalias, root, ncounts, width, factor, feedback, strategy = head
-        end = _HEADER.size + 8 * (ndim + ncounts)
+        kind, op, dtype, ndim, wire, nalias, needed, root, ncounts, *rest = head
+        width, factor, feedback, strategy = rest
+        end = _HEADER.size + 8 * (ndim + ncounts + (needed > 0))
         if len(data) != end + nalias:
             raise ValueError(
                 f"a fingerprint of {ndim} dimensions, {ncounts} counts and a dtype's name of "
                 f"{nalias} bytes cannot have {len(data)} bytes"
             )
+        quorum = ALL_RANKS
+        if needed:
+            quorum = Quorum(needed, *_WITHIN.unpack_from(data, end - _WITHIN.size))
+            if not 0 < quorum.within < inf:
+                raise ValueError(f"a quorum waits for some seconds, got {quorum.within}")
         sizes = struct.unpack_from(f"<{ndim + ncounts}Q", data, _HEADER.size)
         return cls(
             kind_from_code(kind),
@@ -248,6 +278,7 @@ class Fingerprint:
             feedback,
             sizes[ndim:],
             Alias.decode(data[end:], width),
+            quorum,
         )
 
     def describe(self) -> str:
@@ -264,6 +295,8 @@ class Fingerprint:
             parts.append(f"rows {_listed(self.counts)}")
         if self.kind.has_root:
             parts.append(f"root={self.root}")
+        if self.quorum.ranks:
+            parts.append(f"quorum={self.quorum.ranks}, within={self.quorum.within:g}")
         if self.wire is not Wire.NATIVE:
             parts.append(f"wire={self.wire.label}")
         if self.strategy != AUTO:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from math import log2
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allfold_core.dtypes import Wire
 from allfold_core.errors import InvalidArgument
 from allfold_core.group_options import GroupOptions
 from allfold_core.operations import Kind
@@ -18,7 +20,8 @@ from allfold_core.pricing.predict import closed_form
 from allfold_core.pricing.price import price
 from allfold_core.schedules.compiler import compile_program, compile_schedule
 from allfold_core.schedules.registry import candidates, parse_strategy, strategies_for
-from allfold_core.topology import LinkModel, Member
+from allfold_core.schedules.schedule import Fold, Send
+from allfold_core.topology import Layout, LinkModel, Member, SlowLink
 
 
 def plan_of(nodes: int, links: LinkModel | None = None, **strategies: str) -> Plan:
@@ -210,3 +213,46 @@ def test_all_strategies_of_a_kind_are_candidates() -> None:
     for kind in Kind:
         names = {parse_strategy(name).strategy.name for name in candidates(kind)}
         assert names == set(strategies_for(kind))
+
+
+SPARSE = {Kind.ALL_REDUCE: "direct2", Kind.REDUCE_SCATTER: "direct", Kind.REDUCE: "centralized"}
+
+
+@pytest.mark.parametrize("kind", SPARSE)
+def test_what_is_sparse_goes_straight_to_the_owner_of_its_place(kind: Kind) -> None:
+    for nodes in (1, 2, 3, 9, 64):
+        for nbytes in (0, 100, 1 << 20, 1 << 30):
+            for plan in (
+                plan_of(nodes),
+                replace(plan_of(nodes), layout=Layout(slow=(SlowLink("node0", "node1", 1e-6),))),
+            ):
+                chosen = choose(kind, plan, nbytes, wire=Wire.TOPK, feedback=True)
+                assert chosen == SPARSE[kind]
+    for name in candidates(kind):
+        for plan, asked in ((plan_of(4), name), (plan_of(4, None, **{kind.label: name}), "auto")):
+            if name == SPARSE[kind]:
+                assert choose(kind, plan, 100, asked=asked, wire=Wire.TOPK, feedback=True) == name
+                continue
+            with pytest.raises(InvalidArgument) as refused:
+                choose(kind, plan, 100, asked=asked, wire=Wire.TOPK, feedback=True)
+            assert f"{name} cannot run {kind.label} with wire='topk'" in refused.value.message
+
+
+@pytest.mark.parametrize("kind", SPARSE)
+def test_in_what_is_sparse_a_contribution_is_sent_once_and_the_result_once_to_each(
+    kind: Kind,
+) -> None:
+    """And nobody sends on what is in part of others, but the owner what has all of them in it."""
+    nodes, numel = 5, 5000
+    root = 2 if kind.has_root else -1
+    schedule = compile_schedule(kind, SPARSE[kind], nodes=nodes, numel=numel, root=root)
+    for program in schedule.programs:
+        folded: set[int] = set()
+        sent: Counter[int] = Counter()
+        for step in program:
+            if isinstance(step, Fold):
+                assert sorted(step.operands) == list(range(nodes))
+                folded.update(range(step.slice.start, step.slice.stop))
+            elif isinstance(step, Send):
+                sent.update(range(step.slice.start, step.slice.stop))
+        assert all(count == (nodes - 1 if at in folded else 1) for at, count in sent.items())

@@ -7,7 +7,7 @@ import numpy.typing as npt
 from hypothesis import strategies as st
 
 from allfold_agent.arithmetic.codecs import codec_of
-from allfold_core.dtypes import LARGEST_BLOCK, Wire
+from allfold_core.dtypes import USUAL_GRAIN, Wire
 
 Floats = npt.NDArray[np.float32]
 
@@ -31,12 +31,12 @@ QUIET_AND_LOUD = (0xFFFFFFFF, 0x7FFFFFFF, 0x7FC00000, 0xFFC00000, 0x7F800001, 0x
 @st.composite
 def any_floats(draw: st.DrawFn, finite: bool = False) -> Floats:
     """Up to some blocks of one size of number, with anything put in between."""
-    numel = draw(st.integers(0, 3 * LARGEST_BLOCK))
+    numel = draw(st.integers(0, 3 * USUAL_GRAIN))
     dice = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     with np.errstate(over="ignore"):
         values = (dice.normal(size=numel) * 2.0 ** draw(st.integers(-150, 120))).astype(np.float32)
     if draw(st.booleans()):
-        values[: draw(st.integers(0, 2)) * LARGEST_BLOCK] = 0.0
+        values[: draw(st.integers(0, 2)) * USUAL_GRAIN] = 0.0
     bits = st.one_of(
         st.integers(0, 2**32 - 1),
         st.sampled_from(QUIET_AND_LOUD),

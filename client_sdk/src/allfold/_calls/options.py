@@ -31,6 +31,14 @@ class StartOptions(TypedDict, total=False):
     feedback: str | None
 
 
+class RoundOptions(StartOptions, total=False):
+    """Those of a round."""
+
+    weight: float
+    quorum: int | None
+    within: float | None
+
+
 class Options(StartOptions, total=False):
     """Those that all collectives share."""
 
@@ -126,7 +134,10 @@ def agreed(
     if feedback is not None and found.effective(call.kept_dtype) is Wire.NATIVE:
         raise InvalidArgument("feedback= is for a lossy wire=, and this one loses nothing")
     series = _feedback_key(feedback)
-    return _packed(replace(call, strategy=strategy, wire=found, feedback=series))
+    asked = replace(call, strategy=strategy, wire=found, feedback=series)
+    if refusal := asked.wire_refusal():
+        raise InvalidArgument(refusal)
+    return _packed(asked)
 
 
 def _wire(fingerprint: Fingerprint, asked: str | None, usual: str) -> Wire:
@@ -134,10 +145,7 @@ def _wire(fingerprint: Fingerprint, asked: str | None, usual: str) -> Wire:
         wire = checked_wire(usual)
         serves = fingerprint.kind.reduces and not wire.refusal(fingerprint.kept_dtype)
         return wire if serves else Wire.NATIVE
-    wire = checked_wire(asked)
-    if refusal := wire.refusal(fingerprint.kept_dtype):
-        raise InvalidArgument(refusal)
-    return wire
+    return checked_wire(asked)
 
 
 def _feedback_key(name: str | None) -> int:

@@ -17,10 +17,12 @@ from allfold._calls.call import (
     batch,
     checked_rank,
     fingerprint,
+    whole_numbers,
 )
 from allfold_core.dtypes import DType
 from allfold_core.errors import InvalidArgument
-from allfold_core.operations import Fingerprint, Kind, ReduceOp
+from allfold_core.group_options import checked_seconds
+from allfold_core.operations import ALL_RANKS, Fingerprint, Kind, Quorum, ReduceOp
 
 _REDUCE_OPS = {op.label: op for op in ReduceOp} | {
     "avg": ReduceOp.MEAN,
@@ -38,7 +40,14 @@ def all_reduce(tensor: Any, op: str | ReduceOp, factor: float | None) -> Collect
     return CollectiveCall(print_, inputs=views, outputs=views, in_place=True, result=tensor)
 
 
-def weighted_mean(tensors: Any, op: str, weight: float) -> CollectiveCall:
+def weighted_mean(
+    seat: CallerSeat,
+    tensors: Any,
+    op: str,
+    weight: float,
+    quorum: int | None,
+    within: float | None,
+) -> CollectiveCall:
     if op not in ("mean", ReduceOp.WEIGHTED_MEAN):
         raise InvalidArgument(f"a round is a weighted mean: op= is 'mean', got {op!r}")
     number = _finite("weight", weight)
@@ -56,6 +65,7 @@ def weighted_mean(tensors: Any, op: str, weight: float) -> CollectiveCall:
         AUTO,
         factor=number,
         alias=given.alias,
+        quorum=_checked_quorum(seat, quorum, within),
     )
     return CollectiveCall(
         print_,
@@ -65,6 +75,19 @@ def weighted_mean(tensors: Any, op: str, weight: float) -> CollectiveCall:
         result=tensors,
         on_host=True,
     )
+
+
+def _checked_quorum(seat: CallerSeat, quorum: int | None, within: float | None) -> Quorum:
+    if (quorum is None) != (within is None):
+        raise InvalidArgument("quorum= and within= belong together: give both or neither")
+    if quorum is None:
+        return ALL_RANKS
+    found = None if isinstance(quorum, bool) else whole_numbers([quorum])
+    if found is None or not 1 <= found[0] <= seat.world_size:
+        raise InvalidArgument(
+            f"quorum= is a number of ranks from 1 to {seat.world_size}, got {quorum!r}"
+        )
+    return Quorum(found[0], checked_seconds("within", within))
 
 
 def reduce(

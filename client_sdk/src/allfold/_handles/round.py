@@ -16,14 +16,15 @@ from allfold_core.verdict import counted
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """The result of a round. All of it is the same on every rank, but for the last four.
+    """The result of a round. All of it is the same on every rank, but for the last five.
 
     Attributes:
         tensors: what was given to the round; the mean is in them.
         epoch: of the group; ranks are numbered as in this epoch.
         weights: of every rank, in rank order; 0 of one that took no part.
         participants: the ranks that took part.
-        took_part: this rank has a weight that is not 0.
+        took_part: this rank did: its weight is not 0, and the round has waited for it.
+        behind: how many later rounds of the group were done before this rank has called them.
         bytes: how many bytes of tensors this rank's node sent to other nodes for the round.
         seconds: from the call to the moment when the result was there.
         hidden_seconds: so much of that was not spent in :meth:`Round.wait`.
@@ -34,6 +35,7 @@ class RoundResult:
     weights: tuple[float, ...]
     participants: tuple[int, ...]
     took_part: bool
+    behind: int
     bytes: int
     seconds: float
     hidden_seconds: float
@@ -47,12 +49,10 @@ class Round:
 
     Attributes:
         work: the op as any other one in flight.
-        weight: this rank's.
     """
 
-    def __init__(self, work: Work, weight: float) -> None:
+    def __init__(self, work: Work) -> None:
         self.work = work
-        self.weight = weight
         self._waited = 0.0
         self._result: RoundResult | None = None
 
@@ -98,7 +98,8 @@ class Round:
             epoch,
             weights,
             tuple(rank for rank, weight in enumerate(weights) if weight),
-            self.weight > 0,
+            weights[report["rank"]] > 0,
+            report.get("behind", 0),
             report["bytes"],
             seconds,
             max(0.0, seconds - self._waited),

@@ -51,29 +51,43 @@ def choose(
     chosen = asked if asked != AUTO else plan.options.strategies.get(kind.label, AUTO)
     if chosen != AUTO:
         spec = strategy_of(kind, chosen)
-        check_slices(spec, wire, feedback=feedback)
+        check_wire(kind, spec, wire, feedback=feedback)
         return str(spec)
     names = candidates(kind)
     if wire.has_blocks or feedback:
-        names = tuple(name for name in names if not parse_strategy(name).strategy.joins_slices)
+        names = tuple(
+            name for name in names if not _refusal(kind, parse_strategy(name), wire, feedback)
+        )
     if plan.layout.slow:
         return _cheapest_over_links(names, kind, plan, nbytes)
     return _cheapest(names, kind, len(plan.members), nbytes, plan.links)
 
 
-def check_slices(spec: StrategySpec, wire: Wire, *, feedback: bool = False) -> None:
-    """Refuse a strategy whose results would be rounded differently from rank to rank.
+def check_wire(kind: Kind, spec: StrategySpec, wire: Wire, *, feedback: bool = False) -> None:
+    """Refuse a strategy that is not for a wire format, or not for error feedback.
 
     Raises:
-        InvalidArgument: it joins slices, and ``wire`` or ``feedback`` depends on where they begin.
+        InvalidArgument: its results would be rounded differently from rank to rank, or ``wire`` is
+            sparse and it sends a contribution on inside of partial sums, or to more than one node.
     """
+    if refusal := _refusal(kind, spec, wire, feedback):
+        raise InvalidArgument(refusal)
+
+
+def _refusal(kind: Kind, spec: StrategySpec, wire: Wire, feedback: bool) -> str | None:
+    if wire.is_sparse and kind not in spec.strategy.sparse_kinds:
+        return (
+            f"{spec} cannot run {kind.label} with wire={wire.label!r}, whose elements go straight "
+            f"to the node that owns their place, to be selected once more there; take {AUTO!r}"
+        )
     if spec.strategy.joins_slices and (wire.has_blocks or feedback):
         what = f"wire={wire.label!r}" if wire.has_blocks else "feedback="
-        raise InvalidArgument(
+        return (
             f"{spec} cannot run with {what}: it sends results in other slices than those in which "
             "they were made, so the ranks would round them differently; take another strategy, or "
             f"{AUTO!r}"
         )
+    return None
 
 
 @lru_cache(maxsize=4096)

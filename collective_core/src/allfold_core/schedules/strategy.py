@@ -111,6 +111,9 @@ class Strategy:
         senders: how many nodes send to the same one at the same time, for ``(kind, nodes)``.
         parallel_kinds: the kinds in which each node sends short slices to many others at once, so
             that its connections add up where each of them is limited by its latency.
+        sparse_kinds: the reductions in which everybody sends a contribution straight to the node
+            that owns the place, which folds all of them and sends the result at most once to each:
+            so a format that sends but a few elements selects them twice at most.
 
     Raises:
         ValueError: the name cannot be one of a strategy, or no kind is served.
@@ -126,6 +129,7 @@ class Strategy:
     joins_slices: bool = False
     senders: Callable[[Kind, int], int] = no_senders
     parallel_kinds: frozenset[Kind] = field(default=frozenset())
+    sparse_kinds: frozenset[Kind] = field(default=frozenset())
 
     def __post_init__(self) -> None:
         too_long = len(self.name) > MAX_STRATEGY_LABEL

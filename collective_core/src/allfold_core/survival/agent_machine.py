@@ -13,6 +13,7 @@ from dataclasses import replace
 from allfold_core.survival.decision import ProtocolViolation
 from allfold_core.survival.group_ops import OpEntry
 from allfold_core.survival.instructions import (
+    CallInPlace,
     Cancel,
     Evicted,
     Installed,
@@ -29,6 +30,7 @@ from allfold_core.survival.op_machine import OpMachine
 from allfold_core.survival.records import NO_EPOCH, Epoch, Term
 from allfold_core.survival.reports import (
     NO_LANE,
+    Call,
     Fail,
     Forward,
     Install,
@@ -250,6 +252,18 @@ class AgentMachine(OpMachine):
                 entry.stamp = outcome.stamp
             if not self._ours(self.epochs[outcome.stamp]):
                 yield self._drop(seq)
+                return
+        if isinstance(outcome, Run) and outcome.call is not None:
+            yield from self._stand_in(seq, entry, outcome.absent, outcome.call)
+
+    def _stand_in(
+        self, seq: int, entry: OpEntry, absent: frozenset[str], call: Call
+    ) -> Iterator[Instruction]:
+        """Call an op in place of the ranks here that it does not wait for."""
+        late = absent & self._ours(self._epoch_of(entry)) - entry.calls.keys() - self.dead.keys()
+        for session in sorted(late) if entry.state is OpState.OPEN else ():
+            entry.calls[session] = call
+            yield CallInPlace(seq, session, call)
 
     def _drop_calls_of_the_lost(self) -> Iterator[Instruction]:
         """Forget what a rank had called that is not in the epoch of the op.

@@ -11,6 +11,9 @@ apply to an op:
 5. Every rank whose input it needs is alive, or has called it before dying: it goes on.
 6. The remaining ranks can do it: they run it again, from their unchanged inputs.
 7. In any other case: an error that says which ranks were lost.
+
+An op that goes on or is run again, and that a quorum has called, does not wait for the others. That
+changes no rule: their nodes call it in their place.
 """
 
 from __future__ import annotations
@@ -94,7 +97,7 @@ def decide(
         term: whose round it is.
         number: of the round.
         reports: of every voter of the term.
-        doubts: of ops that are to be judged, by number.
+        doubts: of ops that are to be judged, or whose quorum is there, by number.
         layout: the order of nodes from now on, for ops that nobody has started; ``None`` keeps it.
     """
     base = max((report.epoch for report in reports.values()), key=lambda epoch: epoch.stamp)
@@ -104,7 +107,9 @@ def decide(
         return _end(policy, stamp, dead)
     wishes = {node: report.wishes for node, report in reports.items()}
     change = possible_change(policy, term, base, wishes, dead)
-    evidence = Evidence(policy, term, base, dead, reports, doubts, judge)
+    quorums = frozenset(seq for seq, each in doubts.items() if each.reason is Reason.QUORUM)
+    doubts = {seq: each for seq, each in doubts.items() if seq not in quorums}
+    evidence = Evidence(policy, term, base, dead, reports, doubts, judge, quorums)
     if evidence.has_lost:
         change = None  # a round that has lost ranks admits nobody
     waiting = base.waiting if change else waiting_sessions(policy, term, base, wishes, dead)
@@ -172,13 +177,29 @@ class _Round:
     def outcomes(self) -> dict[int, Outcome]:
         """Return the outcomes of all ops."""
         evidence = self.evidence
-        found = {seq: self.outcome(seq) for seq in evidence.seqs(self.epoch)}
+        found = {
+            seq: self._without_the_late(seq, self.outcome(seq)) for seq in evidence.seqs(self.epoch)
+        }
         outcomes = {seq: outcome for seq, outcome in found.items() if outcome is not None}
         for seq in sorted(evidence.doubts.keys() - outcomes.keys()):
             # A doubted op that no rank has called, or could call.
             if seq > evidence.floor and (failed := self._judged(seq, self.epoch)) is not None:
                 outcomes[seq] = failed
         return outcomes
+
+    def _without_the_late(self, seq: int, outcome: Outcome | None) -> Outcome | None:
+        """Return the outcome of an op that a quorum has called, so that it waits for no other rank.
+
+        A call in place of a rank counts as the rank's.
+        """
+        if not isinstance(outcome, Run) or seq not in self.evidence.quorums:
+            return outcome
+        sessions = {**self.evidence.known, **self.known}[outcome.stamp].sessions
+        calls = {s: call for r in self.evidence.of(seq).values() for s, call in r.calls.items()}
+        called = sorted(calls.keys() & sessions)
+        if not called or len(called) < calls[called[0]].fingerprint.quorum.ranks:
+            return outcome
+        return replace(outcome, absent=sessions.difference(called), call=calls[called[0]])
 
     def outcome(self, seq: int) -> Outcome | None:
         """Return the outcome of an op that some node reports; ``None`` where it has to wait."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from allfold_core.survival.records import Epoch, Stamp, Term
-from allfold_core.survival.reports import Doubt, Report, Wishes
+from allfold_core.survival.reports import Call, Doubt, Report, Wishes
 
 
 @dataclass(slots=True)
@@ -17,6 +17,15 @@ class Start:
 
     seq: int
     epoch: Epoch
+
+
+@dataclass(slots=True)
+class CallInPlace:
+    """Take the place of a local rank that an op does not wait for, with a call like another's."""
+
+    seq: int
+    session: str
+    call: Call
 
 
 @dataclass(slots=True)
@@ -149,6 +158,7 @@ class Evicted:
 
 Instruction = (
     Start
+    | CallInPlace
     | Cancel
     | Drop
     | Fetch

@@ -151,7 +151,9 @@ class LeaderMachine:
 
 def _says_more(doubt: Doubt, before: Doubt) -> bool:
     """Return True if a doubt of an op has to be judged rather than an earlier one."""
-    if before.reason in (Reason.MISMATCH, Reason.STALE):
-        return True  # the calls show these two without a doubt, too
+    if doubt.reason is Reason.QUORUM:
+        return False
+    if before.reason in (Reason.MISMATCH, Reason.STALE, Reason.QUORUM):
+        return True  # the calls show the first two without a doubt, too; the last one comes again
     # The attempt of the earlier one may be over; a doubt of the op itself always counts.
     return before.stamp is not None and (doubt.stamp is None or doubt.stamp > before.stamp)

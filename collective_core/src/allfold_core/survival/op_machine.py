@@ -46,7 +46,11 @@ class OpMachine(GroupOps):
             self.called[session] = seq
         if seq <= self.floor:
             self._forget()
-        return self._advance(seq, entry)
+        needed, within = call.fingerprint.quorum
+        if not needed:
+            return self._advance(seq, entry)
+        doubt = Doubt(seq, Reason.QUORUM, within, calls=len(entry.calls), quorum=needed)
+        return [SendDoubt(doubt), *self._advance(seq, entry)]
 
     def rank_ended(self, session: str, how: str, *, withdraws: bool = False) -> Instructions:
         """A local rank is dead or has left. What it has called stays.

@@ -153,12 +153,17 @@ class Report:
 
 
 class Reason(IntEnum):
-    """The reason for a doubt; ``STALE``: the calls are for another membership than the op's."""
+    """The reason for a doubt.
+
+    ``STALE``: the calls are for another membership than the op's. ``QUORUM``: nothing is wrong, but
+    the op need not wait for all ranks.
+    """
 
     DEADLINE = 0
     MISMATCH = 1
     FAILED = 2
     STALE = 3
+    QUORUM = 4
 
 
 @dataclass(frozen=True)
@@ -166,9 +171,12 @@ class Doubt:
     """A request to judge one op (DOUBT).
 
     Attributes:
-        waited: the op's timeout in seconds, where its deadline has passed.
+        waited: the op's timeout in seconds, where its deadline has passed; of a quorum, for how
+            long the others are waited for once it is there.
         error: of a node that cannot do its part, as JSON.
         stamp: of the attempt that it is about, and no later one; ``None`` where it is the op.
+        calls: of a quorum, how many ranks of the node have called.
+        quorum: how many must have called.
     """
 
     seq: Seq
@@ -176,6 +184,8 @@ class Doubt:
     waited: Seconds = 0.0
     error: str = ""
     stamp: PackedStamp | None = None
+    calls: Number = 0
+    quorum: Number = 0
 
 
 @dataclass(frozen=True)
@@ -196,9 +206,17 @@ class Forward:
 
 @dataclass(frozen=True)
 class Run:
-    """The op is to be run in the epoch of a stamp; where it runs in that already, it goes on."""
+    """The op is to be run in the epoch of a stamp; where it runs in that already, it goes on.
+
+    Attributes:
+        absent: the sessions that it does not wait for, as a quorum has called it. Their nodes call
+            it in their place, with nothing, unless they have called it themselves by now.
+        call: the call of one that has called.
+    """
 
     stamp: PackedStamp
+    absent: frozenset[str] = frozenset()
+    call: Call | None = None
 
 
 Outcome = Fail | Forward | Run

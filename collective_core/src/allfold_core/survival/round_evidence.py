@@ -27,7 +27,11 @@ Judge = Callable[[int, Epoch, Mapping[str, Report], Doubt | None], AllfoldError 
 
 @dataclass(frozen=True)
 class Evidence:
-    """The combined reports of one round."""
+    """The combined reports of one round.
+
+    Attributes:
+        quorums: the ops that need not wait for all ranks any more.
+    """
 
     policy: GroupPolicy
     term: Term
@@ -36,6 +40,7 @@ class Evidence:
     reports: Mapping[str, Report]
     doubts: Mapping[int, Doubt]
     judge: Judge
+    quorums: frozenset[int] = frozenset()
 
     @property
     def has_lost(self) -> bool:

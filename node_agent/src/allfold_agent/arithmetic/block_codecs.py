@@ -40,8 +40,8 @@ class BlockScaled:
     """Elements of int8, of a common scale in float32."""
 
     def encode(self, values: Array, code: memoryview) -> None:
-        for block, scales, elements in _blocks(Wire.INT8, values, code):
-            scaled = np.abs(block, out=_scratch(block))
+        for block, scales, elements in blocks_of(Wire.INT8, values, code):
+            scaled = np.abs(block, out=scratch_like(block))
             scale, inverse, finite = _scales_of_int8(scaled.max(axis=1).astype(np.float32))
             np.rint(np.multiply(block, inverse[:, None], out=scaled), out=scaled)
             scales.view(np.float32)[:, 0] = scale
@@ -51,7 +51,7 @@ class BlockScaled:
             np.multiply(levels, scale[:, None], out=block)
 
     def decode(self, code: memoryview, values: Array) -> None:
-        for block, scales, elements in _blocks(Wire.INT8, values, code):
+        for block, scales, elements in blocks_of(Wire.INT8, values, code):
             levels = elements.view(np.int8).reshape(block.shape)
             np.multiply(levels, scales.view(np.float32), out=block)
 
@@ -85,14 +85,14 @@ class Packed:
         self._levels_of_bytes = [np.array(each, np.float32)[bits_of_bytes] for each in levels]
 
     def encode(self, values: Array, code: memoryview) -> None:
-        for block, scales, elements in _blocks(self._wire, values, code):
+        for block, scales, elements in blocks_of(self._wire, values, code):
             quantized = self._quantize(block.astype(np.float32, copy=False))
             _BFLOAT16.narrow(quantized.scales.reshape(-1), scales.view(np.uint16).reshape(-1))
             elements[...] = _pack(quantized.elements.reshape(-1), self._wire.bits)
             self._decode(quantized.scales, elements, block)
 
     def decode(self, code: memoryview, values: Array) -> None:
-        for block, scales, elements in _blocks(self._wire, values, code):
+        for block, scales, elements in blocks_of(self._wire, values, code):
             halves = scales.view(np.uint16)
             wide = np.empty(halves.shape, np.float32)
             _BFLOAT16.widen(halves, wide)
@@ -113,8 +113,8 @@ class Packed:
 
 def to_nearest(rows: Array) -> Quantized:
     """The nearest of -7 to 7 times a scale, which is a seventh of the greatest magnitude."""
-    scaled = np.abs(rows, out=_scratch(rows))
-    scale, finite = _rounded(scaled.max(axis=1) / _LEVELS_OF_INT4)
+    scaled = np.abs(rows, out=scratch_like(rows))
+    scale, finite = rounded_scales(scaled.max(axis=1) / _LEVELS_OF_INT4)
     np.multiply(rows, _inverse(scale)[:, None], out=scaled)
     scaled += _TO_LOWEST_BITS
     elements = scaled.view(np.uint32).astype(np.uint8)
@@ -126,7 +126,7 @@ def to_nearest(rows: Array) -> Quantized:
 def to_two_magnitudes(rows: Array) -> Quantized:
     """The mean of the small magnitudes or that of the great ones, with the sign."""
     numel = rows.shape[1]
-    magnitudes = np.abs(rows, out=_scratch(rows))
+    magnitudes = np.abs(rows, out=scratch_like(rows))
     total = _sums(magnitudes)
     limit = total * (_OF_MEAN / numel) + magnitudes.max(axis=1) * _OF_GREATEST
     is_great = magnitudes > limit.astype(np.float32)[:, None]
@@ -135,8 +135,8 @@ def to_two_magnitudes(rows: Array) -> Quantized:
     smalls = weights.sum(axis=1)
     # Not of the great ones: in a difference, what is small would be lost beside what is great.
     total_of_small = _sums(np.multiply(magnitudes, weights, out=magnitudes))
-    small, finite = _rounded(total_of_small / np.maximum(smalls, 1))
-    great, _ = _rounded((total - total_of_small) / np.maximum(numel - smalls, 1))
+    small, finite = rounded_scales(total_of_small / np.maximum(smalls, 1))
+    great, _ = rounded_scales((total - total_of_small) / np.maximum(numel - smalls, 1))
     elements = np.signbit(rows).view(np.uint8)
     elements += is_great.view(np.uint8) << 1
     _clear_blocks(elements, finite)
@@ -145,13 +145,15 @@ def to_two_magnitudes(rows: Array) -> Quantized:
 
 def to_sign(rows: Array) -> Quantized:
     """The mean magnitude, with the sign."""
-    scale, finite = _rounded(_sums(np.abs(rows, out=_scratch(rows))) / rows.shape[1])
+    scale, finite = rounded_scales(_sums(np.abs(rows, out=scratch_like(rows))) / rows.shape[1])
     elements = np.signbit(rows).view(np.uint8)
     _clear_blocks(elements, finite)
     return Quantized(scale[:, None], elements)
 
 
-def _blocks(wire: Wire, values: Array, code: memoryview) -> Iterator[tuple[Array, Array, Array]]:
+def blocks_of(
+    wire: Wire, values: Array, code: memoryview, at_once: int = BLOCK
+) -> Iterator[tuple[Array, Array, Array]]:
     """(blocks, scales, elements): whole blocks as rows of matrices, and what is left as another.
 
     Scales are bytes, a row for each block; elements are bytes, flat.
@@ -161,16 +163,16 @@ def _blocks(wire: Wire, values: Array, code: memoryview) -> Iterator[tuple[Array
     scales = np.frombuffer(code[:start], np.uint8).reshape(-1, wire.scale_bytes)
     elements = np.frombuffer(code[start:], np.uint8)
     whole = numel - numel % size
-    for first in (*range(0, whole, BLOCK), *([whole] if whole < numel else [])):
-        last = min(first + BLOCK, whole) if first < whole else numel
+    for first in (*range(0, whole, at_once), *([whole] if whole < numel else [])):
+        last = min(first + at_once, whole) if first < whole else numel
         yield (
             values[first:last].reshape(-1, min(size, last - first)),
             scales[first // size : -(-last // size)],
-            elements[first * wire.bits // 8 : -(-last * wire.bits // 8)],
+            elements[wire.elements_nbytes(first) : wire.elements_nbytes(last)],
         )
 
 
-def _scratch(block: Array) -> Array | None:
+def scratch_like(block: Array) -> Array | None:
     """Memory of this thread for as many numbers, if they are float32."""
     if block.dtype != np.float32:
         return None
@@ -200,7 +202,7 @@ def _sums(rows: Array) -> Array:
     return sums if np.isfinite(sums).all() else rows.sum(axis=1, dtype=np.float64)
 
 
-def _rounded(scale: Array) -> tuple[Array, Array]:
+def rounded_scales(scale: Array) -> tuple[Array, Array]:
     """Scales rounded to bfloat16: 0 where they are too small, NaN where they are not finite. With
     whether they are.
     """

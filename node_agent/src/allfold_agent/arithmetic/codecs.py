@@ -19,6 +19,7 @@ from allfold_agent.arithmetic.block_codecs import (
     to_two_magnitudes,
 )
 from allfold_agent.arithmetic.halves import BLOCK, HALVES, Half, scratch
+from allfold_agent.arithmetic.sparse_codec import Sparse
 from allfold_core.dtypes import DType, Wire
 
 # A nibble is a number of -8 to 7, of which -8 has no use.
@@ -97,6 +98,7 @@ _CODECS: dict[Wire, Codec | None] = {
     Wire.INT4: Packed(Wire.INT4, (_NIBBLES,), to_nearest),
     Wire.INT2: Packed(Wire.INT2, ([1, -1, 0, 0], [0, 0, 1, -1]), to_two_magnitudes),
     Wire.SIGN: Packed(Wire.SIGN, ([1, -1],), to_sign),
+    Wire.TOPK: Sparse(),
 }
 """Every format; they have no state, so the ops of all groups share them."""
 

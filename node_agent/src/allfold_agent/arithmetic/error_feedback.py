@@ -55,6 +55,14 @@ class Residual:
                 for start, before in reversed(self._attempts.pop().changed):
                     self.values[start : start + len(before)] = before
 
+    def add(self, owed: Array) -> None:
+        """Owe more to the next op; also after one in flight is given up, which undoes its own."""
+        with self._lock:
+            self.values += owed
+            for attempt in self._attempts:
+                for start, before in attempt.changed:
+                    before += owed[start : start + len(before)]
+
     def encode(
         self,
         attempt: ResidualAttempt,

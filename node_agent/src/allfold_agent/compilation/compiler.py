@@ -9,7 +9,7 @@ from functools import lru_cache
 from allfold_agent.arithmetic.kernels import Arithmetic
 from allfold_agent.compilation.op_spec import OpSpec, sizes
 from allfold_agent.compilation.task_graph import TaskGraph, build
-from allfold_core.dtypes import LARGEST_BLOCK, Wire
+from allfold_core.dtypes import Wire
 from allfold_core.operations import Fingerprint, Kind
 from allfold_core.plan import Plan
 from allfold_core.schedules.compiler import compile_program
@@ -138,5 +138,4 @@ def chunk_elements(fingerprint: Fingerprint, numel: int, nodes: int, links: Link
     nbytes = wire_chunk(wire.nbytes(numel, itemsize), nodes, links)
     if fingerprint.kind is Kind.ALL_TO_ALL:
         nbytes = max(EXCHANGE_CHUNK_BYTES, wire_chunk(0, nodes, links))
-    per_block = wire.nbytes(LARGEST_BLOCK, itemsize)
-    return max(1, nbytes // per_block) * LARGEST_BLOCK
+    return max(1, nbytes // wire.nbytes(wire.grain, itemsize)) * wire.grain

@@ -109,7 +109,7 @@ class OpSpecs:
                 f"root {fingerprint.root} is not a rank of group '{self._plan.group}': "
                 f"its ranks are 0 to {self._plan.world_size - 1}"
             )
-        if refusal := fingerprint.wire.refusal(fingerprint.kept_dtype):
+        if refusal := fingerprint.wire_refusal():
             raise InvalidArgument(refusal)
         check_counts(fingerprint, self._plan.world_size)
         self._check_size(fingerprint)

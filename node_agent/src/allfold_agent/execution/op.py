@@ -240,7 +240,10 @@ class Op:
         if weights is None:
             return None
         packed = struct.pack(f"<{len(weights.of_ranks)}d", *weights.of_ranks)
+        called = arrival.message
         return {
+            # Its number in the epoch of the op, which may be a later one than that of its call.
+            "rank": next(r for r, each in self.arrivals.items() if each.message is called),
             "weights": b64encode(packed).decode(),
             "bytes": self.executor.sent_bytes if self.executor is not None else 0,
             "seconds": self.settled_at - arrival.called,

@@ -8,8 +8,11 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
+import numpy as np
+
 from allfold_agent.arithmetic.arrays import Array
 from allfold_agent.arithmetic.error_feedback import ResidualAttempt, Residuals
+from allfold_agent.arithmetic.kernels import Arithmetic
 from allfold_agent.arithmetic.operands import Operands
 from allfold_agent.arithmetic.weights import Weights
 from allfold_agent.compilation.compiler import Compiled, Compiler
@@ -154,6 +157,28 @@ class Runner:
         # Without the weights, of which there are others when ranks have come or gone.
         numel = layout.weights.start if layout.weights else layout.held
         return self._residuals.of(series, numel, dtype, blocks).attempt(op.seq)
+
+    def keeping(self, late: Arrival) -> Callable[[], None]:
+        """Return what keeps the input of a rank for the next round of its series.
+
+        The round that it was for has not waited for it. With error feedback, it is owed to the next
+        one then, as what rounding has cost.
+        """
+        fingerprint, source = late.spec.fingerprint, late.source
+        weight = fingerprint.factor
+        if not (fingerprint.feedback and weight and len(self.plan.members) > 1):
+            return lambda: None
+        assert isinstance(source, memoryview)
+        arithmetic = Arithmetic(fingerprint, self.plan.world_size)
+        dtype, elements = arithmetic.kept_dtype, arithmetic.elements(source)
+        residual = self._residuals.of(fingerprint.feedback, len(elements), dtype)
+
+        def keep() -> None:
+            owed = np.empty(len(elements), dtype)
+            arithmetic.fold_inputs(owed, [elements], [weight])
+            residual.add(owed)
+
+        return keep
 
     def _nobody(self, op: Op, rank: int) -> Arrival:
         """Return a call in place of a dead rank's, with memory that no rank reads."""

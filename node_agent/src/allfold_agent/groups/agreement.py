@@ -231,6 +231,9 @@ class Agreement:
         """Forget what was heard of ops that are final on all nodes."""
         if self._closing.heard:
             self._closing.forget(floor)
+        if self._doubts:
+            self._doubts = {seq: each for seq, each in self._doubts.items() if seq > floor}
+        self._leader.release(floor)
 
     # Messages of other nodes
 
@@ -258,7 +261,7 @@ class Agreement:
             case LinkMessageType.WISHES:
                 self._leader.wish(node, unpack(Wishes, body))
             case LinkMessageType.DOUBT:
-                self._leader.doubt(unpack(Doubt, body))
+                self._leader.doubt(node, unpack(Doubt, body))
             case LinkMessageType.HELD:
                 held = unpack(PartHeld, body)
                 self._closing.take_signal(node, held.seq, held.stamp)
@@ -351,7 +354,9 @@ class Agreement:
         self._doubts = {
             seq: each
             for seq, each in self._doubts.items()
-            if seq not in self._judged and self.machine.is_open(seq)
+            # A leader that comes next may have to begin the op without the late ranks once more.
+            if (seq not in self._judged or each.reason is Reason.QUORUM)
+            and self.machine.is_open(seq)
         }
         if not install.round:
             self._tell_leader_again()

@@ -16,6 +16,7 @@ from allfold_core.errors import PeerLost
 from allfold_core.plan import Plan
 from allfold_core.survival import records
 from allfold_core.survival.instructions import (
+    CallInPlace,
     Cancel,
     Drop,
     Evicted,
@@ -194,6 +195,8 @@ class Decisions:
     def _carry_out(self, instruction: Instruction) -> None:
         group = self._group
         match instruction:
+            case CallInPlace(seq, session, call):
+                group.calls.stand_in(seq, session, call)
             case Cancel(seq, forward):
                 group.runs.cancel(seq, forward=forward)
             case Drop(seq):

@@ -10,6 +10,7 @@ from typing import Any
 
 from allfold_agent.arithmetic.error_feedback import Residuals
 from allfold_agent.edges.members import GroupNodes, lives_of
+from allfold_agent.execution.stand_ins import StandIns
 from allfold_agent.groups.agreement import Agreement
 from allfold_agent.groups.deadlines import Deadlines
 from allfold_agent.groups.epoch import EpochTable, GroupEpoch, NodeResources
@@ -89,6 +90,7 @@ class NodeGroup:
         first = NO_EPOCH if joins else first_epoch(plan)
         self.members = GroupNodes(plan.members, term)
         self.residuals = Residuals()
+        self.stand_ins = StandIns(lambda: resources.retention.share)
         self._edges = GroupEdges(self, resources)
         self.edges, self.p2p, self.serve_edge = self._edges.ops, self._edges.p2p, self._edges.serve
         self.events = EventQueue(self.name, self.table)
@@ -321,6 +323,7 @@ class NodeGroup:
         self.event(partial(self._rank_ended, session, how, withdraws))
 
     def _rank_ended(self, session: str, how: str, withdraws: bool) -> None:
+        self.stand_ins.forget(session)
         # First: what the ranks have done by themselves counts before one of them is gone.
         self.lanes.close()
         self.agreement.rank_ended(session, how, withdraws)

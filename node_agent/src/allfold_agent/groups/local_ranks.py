@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from allfold_agent.execution.op import Arrival, Op, RankEndpoint
+from allfold_agent.execution.stand_ins import StandIn
 from allfold_agent.groups.epoch import GroupEpoch
 from allfold_agent.groups.outcomes import breakdown, refuse
 from allfold_core.errors import AllfoldError, InvalidArgument, LocalError, PeerLost
@@ -212,6 +214,9 @@ class CallIntake:
         if not posted:
             # First: what the rank has posted before this message comes before it.
             group.lanes.message_came(seq, is_short=arrival.spec.is_short)
+        if (stand_in := group.stand_ins.pop(session, seq)) is not None:
+            self._come_late(stand_in, session, arrival)
+            return
         is_new = (posted or seq > last) and session not in machine.dead and group.evicted is None
         op = refusal = None
         if not is_new or machine.failure(seq) is not None:
@@ -232,6 +237,27 @@ class CallIntake:
                 # Only now that the call is known: it lets the rank post the ops behind it.
                 self._note_read(session, seq)
             group.lanes.pass_completed()
+
+    def stand_in(self, seq: int, session: str, call: Call) -> None:
+        """Call an op in place of a rank that it does not wait for; with the table's lock held."""
+        group = self._group
+        epoch = group.epoch_of(seq)
+        spec = epoch.specs.of(replace(call.fingerprint, factor=0.0).pack())
+        place = StandIn(epoch.rank_of(session), seq, spec, epoch.ordinal)
+        group.stand_ins.add(session, seq, place)
+        self._record(epoch, session, place.arrival)
+
+    def _come_late(self, place: StandIn, session: str, arrival: Arrival) -> None:
+        """Record a call of an op that did not wait for it."""
+        group, seq = self._group, arrival.message.seq
+        group.epoch_table.note_view(session, arrival.message.view)
+        group.agreement.machine.note_called({session: seq})
+        self.submitted[session] = seq
+        self._note_read(session, seq)
+        behind = partial(group.stand_ins.behind, session)
+        if group.current.has(session):
+            group.events.add_due(group.current.runner.keeping(arrival))
+        group.events.add_due(partial(place.take, arrival, behind))
 
     def _note_read(self, session: str, seq: int) -> None:
         """The message of a call was taken in, or the call was refused."""

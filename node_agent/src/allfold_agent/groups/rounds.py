@@ -16,7 +16,7 @@ from allfold_core.survival.judge import judge_calls
 from allfold_core.survival.leader_machine import Freeze, LeaderMachine
 from allfold_core.survival.plans import GroupPolicy
 from allfold_core.survival.records import Epoch, Stamp, Term
-from allfold_core.survival.reports import Doubt, Install, Report, Wishes
+from allfold_core.survival.reports import Doubt, Install, Reason, Report, Wishes
 from allfold_core.topology import Layout
 
 if TYPE_CHECKING:
@@ -85,6 +85,33 @@ class ClosingSignals:
             self._follow(machine.closed(seq, stamp))
 
 
+class QuorumCounts:
+    """Counts, on the leader, the ranks that have called ops which need not wait for all ranks."""
+
+    def __init__(self) -> None:
+        self._calls: dict[int, dict[str, int]] = {}
+        self._waiting: set[int] = set()
+
+    def count(self, node: str, doubt: Doubt) -> bool:
+        """Take in how many ranks of a node have called; return True if the quorum is there now."""
+        calls = self._calls.setdefault(doubt.seq, {})
+        calls[node] = max(doubt.calls, calls.get(node, 0))
+        if doubt.seq in self._waiting or sum(calls.values()) < doubt.quorum:
+            return False
+        self._waiting.add(doubt.seq)
+        return True
+
+    def waited(self, seq: int) -> int:
+        """The others were given their time; return how many ranks have called by now."""
+        self._waiting.discard(seq)
+        return sum(self._calls.get(seq, {}).values())
+
+    def forget(self, floor: int) -> None:
+        """Forget all ops up to ``floor``, which are final on all nodes."""
+        for seq in [each for each in self._calls if each <= floor]:
+            del self._calls[seq]
+
+
 class RoundLeader:
     """Leads the rounds of one term after the other, where this node is its leader.
 
@@ -119,6 +146,7 @@ class RoundLeader:
         self._hindrances = hindrances
         self._machine = self._machine_of(term, epoch, gathering=False)
         self._decided: Install | None = None  # in the term's last round
+        self._quorums = QuorumCounts()
 
     def _machine_of(self, term: Term, epoch: Epoch, *, gathering: bool) -> LeaderMachine | None:
         if term.leader != self._node:
@@ -144,6 +172,7 @@ class RoundLeader:
             epoch: the current one on this node.
         """
         self._term, self._decided = term, None
+        self._quorums = QuorumCounts()
         self._machine = self._machine_of(term, epoch, gathering=True)
         if self._machine is not None:
             self._later(_TEACH_SECONDS, partial(self._teach_untaught, term))
@@ -166,11 +195,26 @@ class RoundLeader:
         if machine is not None:  # else whoever says so repeats it to the next leader
             self._act(machine, machine.down(dead))
 
-    def doubt(self, doubt: Doubt) -> None:
-        """Start a round that judges an op (DOUBT)."""
+    def doubt(self, node: str, doubt: Doubt) -> None:
+        """Start a round that judges an op (DOUBT); of a quorum, as soon as it is time for it."""
         machine = self._machine
-        if machine is not None:
+        if machine is None:
+            return
+        if doubt.reason is not Reason.QUORUM:
             self._act(machine, machine.doubt(doubt))
+        elif self._quorums.count(node, doubt):
+            self._later(doubt.waited, partial(self._begin_without_the_late, machine, doubt))
+
+    def _begin_without_the_late(self, machine: LeaderMachine, doubt: Doubt) -> None:
+        if self._machine is not machine:
+            return  # the next leader is told of the calls, and waits as long
+        called = self._quorums.waited(doubt.seq)
+        if called < len(machine.epoch.seats) and self._voter.machine.is_open(doubt.seq):
+            self._act(machine, machine.doubt(doubt))
+
+    def release(self, floor: int) -> None:
+        """Forget the calls of ops that are final on all nodes."""
+        self._quorums.forget(floor)
 
     def wish(self, node: str, wishes: Wishes) -> None:
         """Take in the wishes of a node's ranks to join, to leave or to pass a boundary (WISHES)."""

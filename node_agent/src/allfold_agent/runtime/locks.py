@@ -41,6 +41,7 @@ ORDER = {
     "pacer": "what the connections to other machines may send, and which of them wait",
     "executor": "the tasks of one op",
     "pieces": "how many pieces of a copy or a reduction are done",
+    "stand-in": "the outcome of one op for a late rank, and the call of that",
     "residual": "what lossy compression owes to one series of ops",
     "gpu operands": "where the inputs of one op on a GPU are",
     "gpu work": "how much of one op a GPU is at work on",

@@ -17,7 +17,7 @@ from allfold.cli._bench.data import Array, Bench, Share
 from allfold_core.dtypes import DType, Wire
 from allfold_core.errors import InvalidArgument
 from allfold_core.operations import AUTO, Kind, ReduceOp
-from allfold_core.pricing.choose import check_slices
+from allfold_core.pricing.choose import check_wire
 from allfold_core.schedules.registry import strategy_of
 
 
@@ -201,7 +201,7 @@ class BenchSelection:
         if self.strategy == AUTO:
             return None
         try:
-            check_slices(strategy_of(kind, self.strategy), Wire.from_label(self.wire))
+            check_wire(kind, strategy_of(kind, self.strategy), Wire.from_label(self.wire))
         except InvalidArgument as error:
             return error.message
         return None

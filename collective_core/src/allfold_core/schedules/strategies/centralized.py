@@ -30,6 +30,7 @@ STRATEGY = Strategy(
     compile=program,
     predict=seconds,
     positions=in_tree_order,
+    sparse_kinds=frozenset({Kind.REDUCE}),
     description=Description(
         summary="everybody sends to one hub, which answers",
         steps="2",

@@ -53,6 +53,7 @@ STRATEGY = Strategy(
     predict=seconds,
     senders=senders,
     parallel_kinds=frozenset({Kind.ALL_REDUCE}),
+    sparse_kinds=frozenset({Kind.ALL_REDUCE}),
     description=Description(
         summary="node i folds slice i of everybody, and sends it to everybody",
         steps="2",
