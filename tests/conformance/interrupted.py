@@ -32,7 +32,7 @@ def each_sweep(*kinds: str) -> Callable[[Callable[..., None]], Callable[..., Non
         for name, values in (("way", _WAYS), ("kind", kinds), ("size", SIZES)):
             test = pytest.mark.parametrize(name, list(values))(test)
         long: Callable[..., None] = pytest.mark.long(test)
-        return long
+        return pytest.mark.timeout(_SECONDS + OP_SECONDS)(long)  # the sweep's own limit is first
 
     return give
 
