@@ -126,6 +126,17 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "{{cause}}",
         ),
         Panel(
+            "Rounds per hour, and ranks not waited for",
+            (agent.ROUNDS, agent.LATE_RANKS),
+            (
+                (f"max by (group) (increase({agent.ROUNDS.name}{{{_GROUP}}}[1h]))", "{{group}}"),
+                (
+                    f"sum by (group) (increase({agent.LATE_RANKS.name}{{{_GROUP}}}[1h]))",
+                    "{{group}}: late ranks",
+                ),
+            ),
+        ),
+        Panel(
             "Members of groups",
             (agent.GROUP_RANKS, agent.GROUP_EPOCH),
             (

@@ -12,6 +12,17 @@ import allfold
 SECONDS = 100.0
 
 
+def round_(group: allfold.Group, *, value: float, quorum: int) -> float:
+    """A weighted mean of 64 KiB: what it gives. A rank weighs its number + 1, with value 0 nothing.
+
+    It does not wait long for more than a quorum.
+    """
+    tensor = np.full(1 << 14, value, np.float32)
+    weight = group.rank + 1 if value else 0
+    group.start_round(tensor, weight=weight, quorum=quorum, within=0.05).wait()
+    return float(tensor[0])
+
+
 def train(
     group: allfold.Group,
     *,

@@ -115,6 +115,17 @@ def test_an_op_shows_its_call_its_wait_its_exchange_and_its_result() -> None:
     ]
 
 
+def test_a_round_shows_who_took_part() -> None:
+    told = {"weight": 6.0, "absent": [1], "late": [1], "sent_bytes": 400}
+    now = time.monotonic() - 1.0
+    ops = [op(6, now, {0: 0.0}, round=None), op(7, now + 0.1, {0: 0.0}, round=told)]
+    with ExitStack() as stack:
+        trace = trace_of(stack.enter_context(agent("a", group(ops, [0]))))
+    plain, round_ = events(trace, "X", "node a: rank 0")
+    assert round_["args"]["round"] == told
+    assert "round" not in plain["args"]
+
+
 def test_a_late_rank_is_seen_to_be_late() -> None:
     with ExitStack() as stack:
         trace = trace_of(*two_nodes(stack, shift_b=DAY, late=0.2))

@@ -122,6 +122,24 @@ def test_a_job_is_seen(services: Services, pool: RankPool, prometheus: Prometheu
     )
 
 
+def test_rounds_are_counted_with_the_ranks_they_did_not_wait_for(
+    services: Services, pool: RankPool
+) -> None:
+    """Of three rounds, two do not wait for the rank of node1."""
+    with pool.job((0, 0, 1)) as job:
+        for _ in range(2):
+            assert all(results([job.start(rank, programs.round_, quorum=2) for rank in (0, 1)]))
+        assert not any(job.start(2, programs.round_, quorum=2).result() for _ in range(2))
+        assert all(job.run(programs.round_, quorum=3))
+        for node, late in (("node0", 0.0), ("node1", 2.0)):
+            lines = served(services, services.agents[node].control_url).splitlines()
+            counted = {f'rounds_total{{group="{job.name}"}}': 3.0}
+            counted[f'round_late_ranks_total{{group="{job.name}"}}'] = late
+            for name, value in counted.items():
+                found = [each for each in lines if each.startswith(f"allfold_agent_{name} ")]
+                assert [float(each.split()[-1]) for each in found] == [value]
+
+
 def check_panels(prometheus: Prometheus) -> None:
     """Every metric has series, and every panel can be drawn."""
 

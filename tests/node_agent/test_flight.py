@@ -12,12 +12,12 @@ import pytest
 from fastapi import FastAPI
 
 from allfold_agent.agent import NodeAgent
-from allfold_agent.control.status import add_flight
+from allfold_agent.control.status import add_flight, describe_group
 from allfold_agent.groups.flight_recorder import Recordings
 from allfold_agent.groups.group import NodeGroup
 from allfold_agent.groups.registry import GroupRegistry
 from allfold_core.agent_answers import CLOCK, flight
-from allfold_core.operations import ReduceOp
+from allfold_core.operations import Quorum, ReduceOp
 from tests.support.fakes.local_groups import LocalGroups, local_groups
 from tests.support.fakes.local_rank import LocalRank
 from tests.support.waiting import wait_until
@@ -115,6 +115,41 @@ async def test_a_failed_op_says_why_and_which_call_was_another(groups: LocalGrou
     assert (op["state"], op["error"], op["reason"]) == ("failed", error.code, error.message)
     assert "done" in op["phases"]
     assert {rank: call["reduce_op"] for rank, call in op["other_calls"].items()} == {"1": "max"}
+
+
+async def test_a_round_has_those_who_took_part_and_those_it_did_not_wait_for(
+    groups: LocalGroups,
+) -> None:
+    """Ranks 0 to 2 have the weights 2, none, and 4; rank 1 of the first node is late."""
+    whole: Json = {"op": ReduceOp.WEIGHTED_MEAN, "quorum": Quorum(2, 0.05)}
+    groups.ranks[0].call(0, [4.0] * 6, weight=2.0, **whole)
+    groups.ranks[2].call(0, [7.0] * 6, weight=4.0, **whole)
+    finish(groups.ranks[0], groups.ranks[2])
+    assert groups.ranks[0].result(0).tolist() == [6.0] * 6
+    for group, late in zip(groups.groups, ([1], []), strict=True):
+        (op,) = await Node(group).ops()
+        round_ = op["round"]
+        assert (round_["weight"], round_["absent"], round_["late"]) == (6.0, [1], late)
+        report = groups.ranks[0 if late else 2].told[0].body
+        assert report is not None
+        assert round_["sent_bytes"] == report["bytes"] > 0
+        assert op["state"] == "completed"
+        (told,) = describe_group(group)["rounds"]
+        assert told | round_ == told
+        assert (told["seq"], told["world_size"], told["seconds"]) == (0, 3, op["seconds"])
+        assert told["ended_at"] == pytest.approx(op["started_at"] + op["seconds"], abs=0.05)
+        assert (group.outcomes.tally.round_count, group.outcomes.tally.late_ranks) == (1, len(late))
+
+
+async def test_a_rank_without_a_weight_is_absent_and_was_not_late(groups: LocalGroups) -> None:
+    for rank, weight in zip(groups.ranks, (1.0, 1.0, 0.0), strict=True):
+        rank.call(0, [1.0], op=ReduceOp.WEIGHTED_MEAN, weight=weight)
+    finish(*groups.ranks)
+    groups.call_all(1, [[1.0]] * 3)
+    finish(*groups.ranks)
+    round_, plain = await Node(groups.groups[1]).ops()
+    assert (round_["round"]["absent"], round_["round"]["late"]) == ([2], [])
+    assert plain["round"] is None
 
 
 async def test_the_answer_is_bounded_and_of_one_group_if_asked(groups: LocalGroups) -> None:

@@ -36,6 +36,28 @@ class CallStatus(TypedDict):
     age: float
 
 
+class RecordedRound(TypedDict):
+    """Who took part in a weighted mean, in the rank numbers of its epoch.
+
+    ``weight`` is the sum of all ranks'; those without one are ``absent``, of whom those of this
+    node that the mean did not wait for are ``late``. ``sent_bytes`` is what this node has sent.
+    """
+
+    weight: float
+    absent: list[int]
+    late: list[int]
+    sent_bytes: int
+
+
+class RoundStatus(RecordedRound):
+    """A weighted mean that is over; ``ended_at`` is since 1970."""
+
+    seq: int
+    world_size: int
+    ended_at: float
+    seconds: float
+
+
 class GroupStatus(TypedDict):
     """A group as one node has it: ``ranks`` and ``last_seq`` are of this node."""
 
@@ -56,6 +78,7 @@ class GroupStatus(TypedDict):
     in_flight: list[OpStatus]
     messages: list[CallStatus]
     edges: NotRequired[list[Json]]
+    rounds: NotRequired[list[RoundStatus]]
 
 
 class Status(TypedDict):
@@ -71,6 +94,7 @@ class Status(TypedDict):
     retain_bytes: NotRequired[int]
     incidents: NotRequired[list[Json]]
     limits: NotRequired[list[str]]
+    sent_to_zones: NotRequired[dict[str, int]]
     groups: list[GroupStatus]
 
 
@@ -151,6 +175,7 @@ class RecordedOp(RecordedCall):
     error: str
     reason: str
     other_calls: dict[NumberKey, RecordedCall]
+    round: NotRequired[RecordedRound | None]
 
 
 class RecordingAnswer(TypedDict):

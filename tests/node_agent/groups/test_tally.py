@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from allfold_agent.groups.flight_recorder import OpRecord, OpStage
 from allfold_agent.groups.outcomes import LONG, SHORT, ErrorCounts, Tally
+from allfold_core.agent_answers import RecordedRound
 from allfold_core.dtypes import DType
 from allfold_core.operations import Fingerprint, Kind, ReduceOp
 
@@ -36,6 +37,19 @@ def test_failed_ops_are_counted_with_those_of_other_groups_and_take_no_time() ->
     other.count(record(1.0, 0.0, "AF301", called=None), LONG)
     assert errors.by_code() == {"AF302": 2, "AF301": 1}
     assert not one.seconds
+
+
+def test_rounds_are_counted_with_the_ranks_that_were_late_and_the_latest_kept() -> None:
+    tally = Tally(ErrorCounts())
+    for number in range(20):
+        late = [1] if number % 4 == 0 else []
+        told: RecordedRound = {"weight": 2.0, "absent": [1, 3], "late": late, "sent_bytes": 8}
+        done = record(1.0, 0.0)._replace(seq=number, round=told)
+        tally.count(done, LONG)
+    tally.count(done._replace(error="AF302"), LONG)
+    tally.count(record(1.0, 0.0), LONG)
+    assert (tally.round_count, tally.late_ranks) == (20, 5)
+    assert [each.seq for each in tally.rounds] == [*range(12, 20)]
 
 
 def test_an_op_in_which_no_rank_here_has_a_part_is_not_counted() -> None:

@@ -195,6 +195,39 @@ def test_the_last_op_is_told_with_its_age() -> None:
     }  # fmt: skip
 
 
+def told_round(seq: int, **fields: Any) -> dict[str, Any]:
+    """Return a round of two ranks as the status of a node has it."""
+    return {
+        "seq": seq, "world_size": 2, "ended_at": NOW - 9, "seconds": 1.0, "weight": 3.0,
+        "absent": [], "late": [], "sent_bytes": 100, **fields,
+    }  # fmt: skip
+
+
+def test_a_round_is_put_together_from_what_each_node_knows_of_it() -> None:
+    without = {"absent": [1], "weight": 1.0}
+    told = {
+        "a": [told_round(4), told_round(5, **without, ended_at=NOW - 2, seconds=0.5)],
+        "b": [told_round(5, **without, late=[1], sent_bytes=40), told_round(6, sent_bytes=0)],
+    }
+    answers = {
+        name: AgentAnswer(status_of(name, "train", NODES, rounds=rounds))
+        for name, rounds in told.items()
+    }
+    (group,) = overview(answers=answers)["groups"]
+    late = {"late": [1], "ended_at": NOW - 2, "sent_bytes": 140}
+    assert group["rounds"] == [
+        told_round(6, sent_bytes=0),
+        told_round(5, **without, **late),
+        told_round(4),
+    ]
+
+
+def test_agents_of_earlier_versions_tell_nothing_of_rounds_and_zones() -> None:
+    shown = overview()
+    assert shown["groups"][0]["rounds"] == []
+    assert [node["sent_to_zones"] for node in shown["nodes"]] == [{}, {}]
+
+
 def test_the_traffic_of_a_node_is_that_of_all_its_links_also_of_those_that_are_not_drawn() -> None:
     names = [f"n{number}" for number in range(MAX_DRAWN_NODES + 1)]
     series = Series()

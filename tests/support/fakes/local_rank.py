@@ -13,7 +13,7 @@ from allfold_agent.local.memberships import PROCESS_ENDED
 from allfold_agent.runtime.buffers import MappedMemory, SharedFile
 from allfold_core.dtypes import DType, Wire
 from allfold_core.errors import AllfoldError, from_dict
-from allfold_core.operations import Fingerprint, Kind, ReduceOp
+from allfold_core.operations import ALL_RANKS, Fingerprint, Kind, Quorum, ReduceOp
 from allfold_core.protocol.rank_messages import (
     FIRST_PAIR,
     Message,
@@ -75,7 +75,7 @@ class LocalRank:
         seq, body = outcome.seq, outcome.body or {}
         self.told[seq] = outcome
         failed = outcome.kind is Message.FAILED
-        if not failed and body:
+        if not failed and "source" in body:
             self.sources[seq] = body["source"]
         self._outcomes.put((seq, from_dict(body) if failed else None))
 
@@ -94,10 +94,13 @@ class LocalRank:
         shift: int = 0,
         called: float | None = None,
         posted: bool = False,
+        weight: float = 1.0,
+        quorum: Quorum = ALL_RANKS,
     ) -> None:
         """An all-reduce of float32 values, ``shift`` bytes from where they would lie.
 
         Args:
+            weight, quorum: of a weighted mean.
             called: when the rank called (monotonic), if its data are there only now.
             posted: the call is taken over from the short lane, which is closed.
         """
@@ -107,7 +110,16 @@ class LocalRank:
         self._places[seq] = (self._free, len(data))
         self._bytes[self._free : self._free + len(data)] = data
         self._free += len(data)
-        print_ = Fingerprint(Kind.ALL_REDUCE, op, DType.FLOAT32, (len(values),), -1, strategy)
+        print_ = Fingerprint(
+            Kind.ALL_REDUCE,
+            op,
+            DType.FLOAT32,
+            (len(values),),
+            -1,
+            strategy,
+            factor=weight,
+            quorum=quorum,
+        )
         message = OpMessage(0, seq, timeout, place, place, print_.pack(), view=self.view)
         self.group.calls.submit(self.session, self, 0, message, called, posted=posted)
 

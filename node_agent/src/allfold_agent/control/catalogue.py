@@ -56,6 +56,17 @@ SKEW = histogram(
     "group",
     "lane",
 )
+ROUNDS = counter(
+    "allfold_agent_rounds_total",
+    "Weighted means (rounds) that are done.",
+    "group",
+)
+LATE_RANKS = counter(
+    "allfold_agent_round_late_ranks_total",
+    "Ranks of this node that rounds did not wait for, since a quorum had called: one for each "
+    "rank and round.",
+    "group",
+)
 IN_FLIGHT = gauge(
     "allfold_agent_collectives_in_flight",
     "Collectives that ranks of this node have called and that are not done.",
@@ -77,7 +88,7 @@ EDGE_BYTES = counter(
 ZONE_BYTES = counter(
     "allfold_agent_zone_bytes_total",
     "Bytes of tensors sent to nodes of each zone, on all edges; of groups that are over up to the "
-    "last scrape.",
+    "last scrape or status.",
     "source_zone",
     "target_zone",
 )

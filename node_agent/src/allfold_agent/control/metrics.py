@@ -11,7 +11,7 @@ from fastapi import FastAPI, Response
 from allfold_agent import __version__
 from allfold_agent.agent import NodeAgent
 from allfold_agent.control import catalogue
-from allfold_agent.control.status import edge_counters, problem_of
+from allfold_agent.control.status import edge_counters, problem_of, sent_to_zones
 from allfold_agent.groups.deadlines import waiting_ops
 from allfold_agent.groups.group import NodeGroup
 from allfold_agent.observation.link_observer import sending
@@ -105,6 +105,8 @@ def _look_at_ops(values: Values, label: str, group: NodeGroup) -> None:
         values.observe(catalogue.SECONDS, seconds, label, op, strategy, dtype, lane)
     for lane, skews in tally.skews.items():
         values.observe(catalogue.SKEW, skews, label, lane)
+    values.add(catalogue.ROUNDS, tally.round_count, label)
+    values.add(catalogue.LATE_RANKS, tally.late_ranks, label)
 
 
 def _look_at_edges(values: Values, label: str, group: NodeGroup) -> None:
@@ -113,14 +115,7 @@ def _look_at_edges(values: Values, label: str, group: NodeGroup) -> None:
 
 
 def _look_at_traffic(values: Values, agent: NodeAgent) -> None:
-    found = {
-        (group.name, group.opening, kind.value, peer, group.members[peer].zone): counters
-        for group in agent.registry.all()
-        for kind, direction, peer, counters in edge_counters(group)
-        if direction == "out"
-    }
-    sent = agent.zone_bytes.add({key: each.payload_bytes for key, each in found.items()})
-    for zone, nbytes in sent.items():
+    for zone, nbytes in sent_to_zones(agent).items():
         values.put(catalogue.ZONE_BYTES, nbytes, agent.settings.zone, zone)
     for cap in agent.pacer.caps:
         values.put(catalogue.LIMIT, cap.rate, cap.scope)

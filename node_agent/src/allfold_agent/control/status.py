@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from time import monotonic, time
 from typing import Annotated
@@ -26,6 +27,7 @@ from allfold_core.agent_answers import (
     Json,
     OpStatus,
     RecordedOp,
+    RoundStatus,
     Status,
 )
 
@@ -50,6 +52,7 @@ def add_status(app: FastAPI, agent: NodeAgent) -> None:
             "retain_bytes": agent.retention.limit,
             "incidents": [each.to_dict() for each in agent.incidents.open_ones()],
             "limits": [str(each) for each in agent.pacer.caps],
+            "sent_to_zones": sent_to_zones(agent),
             "groups": [describe_group(group) for group in agent.registry.all()],
         }
 
@@ -101,6 +104,7 @@ def describe_group(group: NodeGroup) -> GroupStatus:
             _describe_edge(lane, peer, direction, counters)
             for lane, direction, peer, counters in edge_counters(group)
         ],
+        "rounds": [_describe_round(each, time() - now) for each in [*group.outcomes.tally.rounds]],
     }
 
 
@@ -110,6 +114,28 @@ def edge_counters(group: NodeGroup) -> Iterator[tuple[Traffic, str, str, EdgeCou
     for kind, edges in ((Traffic.OPS, ops), (Traffic.PAIRS, pairs), (Traffic.SHORT, short)):
         for direction, peer, counters in edges.counters():
             yield kind, direction, peer, counters
+
+
+def sent_to_zones(agent: NodeAgent) -> Counter[str]:
+    """Return the payload that was sent to the nodes of each zone, in bytes; of the event loop."""
+    found = {
+        (group.name, group.opening, kind.value, peer, group.members[peer].zone): counters
+        for group in agent.registry.all()
+        for kind, direction, peer, counters in edge_counters(group)
+        if direction == "out"
+    }
+    return agent.zone_bytes.add({key: each.payload_bytes for key, each in found.items()})
+
+
+def _describe_round(record: OpRecord, wall_ahead: float) -> RoundStatus:
+    assert record.round is not None
+    return {
+        "seq": record.seq,
+        "world_size": record.world_size,
+        "ended_at": record.start + record.seconds + wall_ahead,
+        "seconds": record.seconds,
+        **record.round,
+    }
 
 
 def _describe_op(op: WaitingOp, now: float) -> OpStatus:

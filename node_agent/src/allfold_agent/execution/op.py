@@ -234,18 +234,29 @@ class Op:
         same = len({each.common for each in prints.values()}) == 1
         return same and unmatched_pair(prints) is None
 
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """Those of a weighted mean, by rank, once they are known; else none."""
+        weights = self.operands.weights if self.operands is not None else None
+        return weights.of_ranks if weights is not None else ()
+
+    @property
+    def sent_bytes(self) -> int:
+        """The payload that this node has sent to others for it."""
+        return self.executor.sent_bytes if self.executor is not None else 0
+
     def report(self, arrival: Arrival) -> dict[str, Any] | None:
         """Return what a rank is told of a weighted mean that is done, in JSON; else ``None``."""
-        weights = self.operands.weights if self.operands is not None else None
-        if weights is None:
+        weights = self.weights
+        if not weights:
             return None
-        packed = struct.pack(f"<{len(weights.of_ranks)}d", *weights.of_ranks)
+        packed = struct.pack(f"<{len(weights)}d", *weights)
         called = arrival.message
         return {
             # Its number in the epoch of the op, which may be a later one than that of its call.
             "rank": next(r for r, each in self.arrivals.items() if each.message is called),
             "weights": b64encode(packed).decode(),
-            "bytes": self.executor.sent_bytes if self.executor is not None else 0,
+            "bytes": self.sent_bytes,
             "seconds": self.settled_at - arrival.called,
         }
 

@@ -15,7 +15,8 @@ from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
 from allfold_agent.execution.op import Op
-from allfold_core.agent_answers import Clocks, RecordedCall, RecordedOp
+from allfold_agent.execution.stand_ins import StandIn
+from allfold_core.agent_answers import Clocks, RecordedCall, RecordedOp, RecordedRound
 from allfold_core.operations import Fingerprint
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class OpRecord(NamedTuple):
         exchanged: all was sent to other nodes, and all of theirs is folded.
         settled: the nodes agreed on a result, which the local ranks get from now on.
         is_short: the ranks did it by themselves, in the short lane.
+        round: who took part in a weighted mean, once that is known.
     """
 
     seq: int
@@ -85,6 +87,7 @@ class OpRecord(NamedTuple):
     exchanged: float = 0.0
     settled: float = 0.0
     is_short: bool = False
+    round: RecordedRound | None = None
 
     @property
     def what(self) -> str:
@@ -115,6 +118,7 @@ class OpRecord(NamedTuple):
             "error": self.error,
             "reason": self.reason,
             "other_calls": {str(rank): described(call) for rank, call in self.other_calls.items()},
+            "round": self.round,
         }
 
     def _phases(self) -> dict[str, float]:
@@ -179,6 +183,7 @@ def _recorded(op: Op, state: OpStage, code: str, reason: str) -> OpRecord:
         _heard(op) if op.receivers else {},
         op.exchanged_at,
         op.settled_at,
+        round=_round(op) if op.weights else None,
     )
 
 
@@ -187,6 +192,16 @@ def _other_calls(op: Op) -> dict[int, Fingerprint]:
         rank: each.spec.fingerprint
         for rank, each in op.arrivals.items()
         if each.spec is not op.spec and each.spec.common != op.spec.common
+    }
+
+
+def _round(op: Op) -> RecordedRound:
+    places = op.arrivals.items()
+    return {
+        "weight": sum(op.weights),
+        "absent": [rank for rank, weight in enumerate(op.weights) if not weight],
+        "late": sorted(rank for rank, each in places if isinstance(each.connection, StandIn)),
+        "sent_bytes": op.sent_bytes,
     }
 
 

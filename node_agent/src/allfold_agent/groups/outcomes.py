@@ -24,6 +24,7 @@ SECONDS_BOUNDS = (
 )  # fmt: skip
 RECORDED_OPS = 512
 _KEPT_FAILURES = 64
+_KEPT_ROUNDS = 8
 
 
 class OpTable:
@@ -101,11 +102,16 @@ class Tally:
     Attributes:
         seconds: of ops that have succeeded.
         skews: by lane, the seconds between their first and last local call.
+        rounds: the latest weighted means, newest last.
+        round_count: how many of them there were.
+        late_ranks: how many ranks of this node they did not wait for.
     """
 
     def __init__(self, errors: ErrorCounts) -> None:
         self.seconds: dict[OpKey, Histogram] = {}
         self.skews = {lane: Histogram(SECONDS_BOUNDS) for lane in (LONG, SHORT)}
+        self.rounds: deque[OpRecord] = deque(maxlen=_KEPT_ROUNDS)
+        self.round_count = self.late_ranks = 0
         self._errors = errors
         self._first: int | None = None
         self._called = 0
@@ -124,6 +130,10 @@ class Tally:
             seconds = self.seconds[key] = Histogram(SECONDS_BOUNDS)
         seconds.observe(record.seconds)
         self.skews[lane].observe(max(record.arrivals.values()))
+        if record.round is not None:
+            self.rounds.append(record)
+            self.round_count += 1
+            self.late_ranks += len(record.round["late"])
 
     def called(self, first: int, last: int) -> int:
         """Return how many ops ranks of this node have called; the number never falls.

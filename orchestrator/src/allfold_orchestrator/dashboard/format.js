@@ -21,11 +21,14 @@ export function seconds(value) {
   return scaled(value, [[1, "s"], [1e-3, "ms"], [1e-6, "µs"]]);
 }
 
+/** `840 MB` */
+export function bytes(value) {
+  return value === 0 ? "0 B" : scaled(value, [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"], [1, "B"]]);
+}
+
 /** `840 MB/s` */
 export function rate(value) {
-  if (value === null || value === undefined) return NONE;
-  if (value === 0) return "0 B/s";
-  return scaled(value, [[1e9, "GB/s"], [1e6, "MB/s"], [1e3, "kB/s"], [1, "B/s"]]);
+  return value === null || value === undefined ? NONE : `${bytes(value)}/s`;
 }
 
 /** `12,400 /s` */

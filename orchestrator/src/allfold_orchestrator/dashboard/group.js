@@ -3,12 +3,13 @@
 import { chart, sparkline } from "./charts.js";
 import { h, s } from "./dom.js";
 import { drawing, ranksByNode, zonesOf } from "./drawing.js";
-import { age, count, percent, perSecond, rate, ranks, seconds } from "./format.js";
+import { age, bytes, count, percent, perSecond, rate, ranks, seconds } from "./format.js";
 import { pointsOf } from "./history.js";
 import { waitingNodes } from "./overview.js";
 import { badge, facts, incidentList, nodeBadge, nodeLink, opList, section, table, title } from "./parts.js";
 
 const RECENT = 5;
+const MOST_CAPS = 8;
 
 export function groupPage(view, name) {
   const group = view.groups.find((each) => each.name === name);
@@ -30,10 +31,11 @@ export function groupPage(view, name) {
       chart("Latency", "median of an op, first call to result", points, view.at, (p) => p.latency, seconds),
       chart("Skew", "how far apart the ranks call an op", points, view.at, (p) => p.skew, seconds))),
     section("Who is slow", stragglers(group, points, view.at)),
+    group.rounds.length ? section("Rounds", rounds(group, view.at)) : null,
     section("Ops in flight", opList(view.ops.filter((op) => op.group === name), messages)),
     section("Members", members(group, view)),
     over.length ? section("Past incidents", incidentList(over, view.at)) : null,
-    section("Facts", groupFacts(group)),
+    section("Facts", groupFacts(group, view)),
   ];
 }
 
@@ -104,7 +106,29 @@ function members(group, view) {
   }), "No rank is there.");
 }
 
-function groupFacts(group) {
+function rounds(group, now) {
+  return table("Latest rounds", ["Round", "Done", "Took part", "#Took", "#Sent"], group.rounds.map((each) => ({
+    key: `round-${each.seq}`,
+    cells: [`op ${each.seq}`, `${age(now - each.ended_at)} ago`, tookPart(each), seconds(each.seconds), bytes(each.sent_bytes)],
+  })));
+}
+
+/** `2 of 4: not waited for rank 2; without rank 3` */
+function tookPart({ absent, late, world_size: all }) {
+  if (!absent.length) return `all ${all}`;
+  const without = absent.filter((each) => !late.includes(each));
+  return `${all - absent.length} of ${all}: ${[[late, "not waited for"], [without, "without"]].filter(([those]) => those.length)
+    .map(([those, how]) => `${how} ${those.length > 1 ? "ranks" : "rank"} ${ranks(those)}`).join("; ")}`;
+}
+
+/** The caps on what nodes of a group send for it; those on other groups begin with their names. */
+function capsOf(group, view) {
+  const all = new Set(group.drawing.nodes.flatMap((name) => view.byNode.get(name)?.limits ?? []));
+  const caps = [...all].filter((each) => !each.startsWith("group ") || each.startsWith(`group ${group.name}: `));
+  return [...caps.slice(0, MOST_CAPS), ...(caps.length > MOST_CAPS ? [`and ${caps.length - MOST_CAPS} more`] : [])].join("; ");
+}
+
+function groupFacts(group, view) {
   const without = [...group.lost.map((each) => `rank ${each.rank} on node ${each.node} was lost`),
     ...group.left.map((each) => `rank ${each.rank} on node ${each.node} left`)];
   const strategies = Object.entries(group.strategies).map(([kind, strategy]) => `${kind}: ${strategy}`);
@@ -113,13 +137,14 @@ function groupFacts(group) {
       ["Ranks at the opening", group.world_size === null ? null : String(group.world_size)],
       ["Present", count(group.present.length, "rank")],
       ["Missing", group.missing.length ? ranks(group.missing) : null],
-      ["Opening", String(group.opening)],
+      ["Opening", group.opening === null ? null : String(group.opening)],
       ["Term", group.term === null ? null : String(group.term)],
       ["Timeout of an op", group.timeout === null ? null : seconds(group.timeout)],
       ["When a rank is lost", group.on_loss === "shrink" ? "the others repeat the op" : group.on_loss === "raise" ? "the op fails on all" : null],
       ["Fewest ranks", group.min_world === null ? null : String(group.min_world)],
       ["Most ranks", group.max_world === null ? null : String(group.max_world)],
       ["Traffic", group.traffic],
+      ["Limits of its nodes", capsOf(group, view)],
       ["Strategies", strategies.length ? strategies.join(", ") : "chosen for each op"],
     ]),
     h("ul", { class: "lines" }, [...without, ...group.changes, ...group.links, ...group.lanes].map((each) => h("li", {}, each))),

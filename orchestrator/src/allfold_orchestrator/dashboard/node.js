@@ -1,7 +1,7 @@
 // The pages of nodes and of incidents.
 
 import { h } from "./dom.js";
-import { age, ranks, rate } from "./format.js";
+import { age, bytes, ranks, rate } from "./format.js";
 import { nodeTable } from "./overview.js";
 import { badge, facts, groupLink, incidentList, nodeBadge, nodeLink, opList, section, table, title } from "./parts.js";
 
@@ -19,6 +19,7 @@ export function nodePage(view, name) {
     .filter((edge) => edge.source === name || edge.target === name)
     .map((edge) => ({ group: group.name, ...edge })));
   const about = view.incidents.filter((each) => each.culprit.node === name || each.culprit.to === name || each.reporter === name);
+  const zones = Object.keys(node.sent_to_zones).sort();
   const waiting = view.ops.filter((op) => op.missing.some((each) => each.node === name) || op.silent_nodes.includes(name));
   return [
     h("nav", { class: "path", "aria-label": "Where you are", "data-key": "path" }, h("a", { href: "#/nodes" }, "Nodes"), " / node"),
@@ -37,7 +38,8 @@ export function nodePage(view, name) {
     about.length ? section("Incidents", incidentList(about, view.at)) : null,
     section("Facts", facts([
       ["Heard", node.heartbeat_age === null ? "not any more" : `${age(node.heartbeat_age)} ago`],
-      ["Limits", node.limits.length ? node.limits.join("; ") : null], ["Zone", node.zone], ["Device", node.device_type], ["Version", node.version],
+      ["Limits", node.limits.length ? node.limits.join("; ") : null], ["Zone", node.zone],
+      ["Sent to zones", zones.some((zone) => zone) || node.zone ? zones.map((zone) => `${zone || "none"}: ${bytes(node.sent_to_zones[zone])}`).join("; ") : null], ["Device", node.device_type], ["Version", node.version],
       ["Control port", node.control_url], ["Data port", node.data_address],
     ])),
   ];

@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from allfold_core.agent_answers import RecordedOp
+from allfold_core.agent_answers import GroupStatus, RecordedOp
 from allfold_core.figures import GroupFigures, group_figures, link_figures
 from allfold_core.group_options import NAMES
 from allfold_core.in_flight import Activity, GroupMembers, activity
 from allfold_orchestrator.bodies import GroupView
 from allfold_orchestrator.observation.agents import AgentAnswer
 from allfold_orchestrator.observation.drawing import draw
+from allfold_orchestrator.observation.rounds import latest_rounds
 from allfold_orchestrator.observation.sentences import group_sentence, headline, worth_saying
 from allfold_orchestrator.observation.series import Series
 
@@ -102,6 +103,7 @@ def _node(view: Json, answer: AgentAnswer | None) -> Json:
         "ready": status["ready"] if status else None,
         "waiting_for": status["waiting_for"] if status else "",
         "limits": list(status.get("limits", ())) if status else [],
+        "sent_to_zones": status.get("sent_to_zones", {}) if status else {},
         "groups": {each["name"]: each["ranks"] for each in status["groups"]} if status else {},
         "bytes_sent_per_second": 0.0,
         "bytes_received_per_second": 0.0,
@@ -136,8 +138,9 @@ def _group(
 ) -> Json:
     name, opening = view["group"], known.opening if known else 0
     own_ops = [op for op in seen.ops if op.group == name]
+    told = _told(name, opening, facts.answers)
     figures = measured.figures
-    nodes = _order(view, name, opening, facts)
+    nodes = _order(view, told)
     last = _last_op(name, opening, facts.answers)
     root = _root_node(view, last)
     return {
@@ -145,11 +148,13 @@ def _group(
         **{each: view[each] for each in _KEPT},
         "sentence": group_sentence(view, own_ops, figures.ops if figures else None),
         "is_waiting": worth_saying(own_ops) is not None,
+        "opening": known.opening if known else None,
         "term": view["term"]["number"] if view["term"] else None,
         "changes": list(known.losses) if known else [],
         "links": list(known.links) if known else [],
         "lanes": list(known.lanes) if known else [],
         "drawing": draw(nodes, view["tree_order"], last, root, measured.rates),
+        "rounds": latest_rounds(told),
         "last_op": None if last is None else _op(last, facts.at),
         "figures": _figures(figures),
         "stragglers": [asdict(each) for each in figures.ranks[:MAX_RANKED]] if figures else [],
@@ -169,15 +174,19 @@ _KEPT = (
 )
 
 
-def _order(view: Json, name: str, opening: int, facts: OverviewFacts) -> list[str]:
-    """Return the group's nodes in the order of its ring, as the newest agent has it."""
-    told = [
+def _told(name: str, opening: int, answers: Mapping[str, AgentAnswer]) -> list[GroupStatus]:
+    """Return what the agents say of a group."""
+    return [
         group
-        for answer in facts.answers.values()
+        for answer in answers.values()
         if answer.status is not None
         for group in answer.status["groups"]
         if (group["name"], group["opening"]) == (name, opening)
     ]
+
+
+def _order(view: Json, told: Sequence[GroupStatus]) -> list[str]:
+    """Return the group's nodes in the order of its ring, as the newest agent has it."""
     if told:
         return list(max(told, key=lambda each: (each["term"], each["epoch"]))["nodes"])
     return list(view["ring_order"] or dict.fromkeys(each["node"] for each in view["present"]))

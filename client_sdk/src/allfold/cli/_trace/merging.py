@@ -164,7 +164,8 @@ def _labels(openings: Iterable[Opening]) -> Iterator[tuple[Opening, str]]:
 
 def _args(record: RecordedOp, call: RecordedCall) -> Json:
     shown = {name: record[name] for name in ("seq", "epoch", "strategy", "lane", "state")}
-    return {"what": call["what"], "bytes": call["bytes"], **shown}
+    round_ = {"round": record["round"]} if record.get("round") else {}
+    return {"what": call["what"], "bytes": call["bytes"], **shown, **round_}
 
 
 def _ranks(ranks: Sequence[int]) -> str:
