@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.nn.utils import parameters_to_vector
 from train_digits import load_data
 
 import allfold
+from allfold.diloco import DiLoCo
 from allfold.torch.hook import HookState
 from allfold.torch.hook import hook as wire_hook
 from benchmarks.rounds.peers import ALONE, BFLOAT16, DDP, INT4, POWER_SGD, TOPK, WAYS, Orders
@@ -31,7 +32,6 @@ _TIMEOUT_SECONDS = 120.0
 _WIDTH = 256
 _BATCH = 16
 _LEARNING_RATE = 0.05
-_OUTER_RATE, _OUTER_MOMENTUM = 0.7, 0.9
 
 
 @dataclass(frozen=True)
@@ -61,63 +61,15 @@ class Training:
     batches: Batches
     orders: Orders
 
-    def parameters(self) -> Tensor:
-        """Return a copy of all parameters."""
-        return parameters_to_vector(self.model.parameters()).detach()
-
-    def run(self, model: nn.Module, after: Callable[[int], None] = lambda _: None) -> None:
-        """Do all steps; calls ``after`` with the number of each, from 1 on."""
+    def run(self, model: nn.Module, after: Callable[[], object] = lambda: None) -> None:
+        """Do all steps, and call ``after`` after each of them."""
         optimizer = torch.optim.SGD(model.parameters(), _LEARNING_RATE, momentum=0.9)
-        for number, (images, labels) in enumerate(self.batches, 1):
+        for images, labels in self.batches:
             sleep(self.orders.step)
             optimizer.zero_grad()
             cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-            after(number)
-
-
-class Outer:
-    """DiLoCo, whose rounds are waited for half a period later.
-
-    Douillard et al., DiLoCo (2023), algorithm 1: the outer gradient is how far the parameters have
-    come since the last synchronization, and its mean goes to SGD with Nesterov momentum. What was
-    learned while the round was under way is kept on top.
-    """
-
-    def __init__(self, training: Training, wire: str) -> None:
-        self._training = training
-        self._wire = wire
-        self._synchronized = training.parameters()
-        self._momentum = torch.zeros_like(self._synchronized)
-        self._under_way: tuple[Tensor, allfold.Round] | None = None
-
-    def after(self, number: int) -> None:
-        """Start a round after each period, and take its mean over half a period later."""
-        every = self._training.orders.every
-        if number % every == 0:
-            now = self._training.parameters()
-            delta = self._synchronized - now
-            group = self._training.group
-            self._under_way = now, group.start_round(delta, wire=self._wire, feedback=self._wire)
-        elif number % every == every // 2:
-            self.finish()
-
-    def finish(self, *, last: bool = False) -> None:
-        """Take the mean over, if a round is under way; the last one alone is what all have."""
-        if self._under_way is not None:
-            then, handle = self._under_way
-            self._under_way = None
-            mean = handle.wait().tensors
-            self._momentum.mul_(_OUTER_MOMENTUM).add_(mean)
-            step = mean + _OUTER_MOMENTUM * self._momentum
-            learned = self._training.parameters() - then
-            self._synchronized = self._synchronized - _OUTER_RATE * step
-            self._set(self._synchronized + learned)
-        if last:
-            self._set(self._synchronized)
-
-    def _set(self, parameters: Tensor) -> None:
-        vector_to_parameters(parameters, self._training.model.parameters())
+            after()
 
 
 def _alone(training: Training) -> None:
@@ -142,9 +94,12 @@ def _power_sgd(training: Training) -> None:
 
 
 def _rounds(training: Training, wire: str) -> None:
-    outer = Outer(training, wire)
-    training.run(training.model, outer.after)
-    outer.finish(last=True)
+    every = training.orders.every
+    diloco = DiLoCo(
+        training.model, training.group, every=every, delay=every // 2, wire=wire, name=wire
+    )
+    training.run(training.model, diloco.step)
+    diloco.flush()
 
 
 _TRAININGS: dict[str, Callable[[Training], None]] = {
@@ -183,7 +138,7 @@ def main() -> None:
         elapsed = monotonic() - began
         with torch.no_grad():
             loss = cross_entropy(training.model(test_images), test_labels).item()
-            total = training.parameters().double().sum().item()
+            total = parameters_to_vector(training.model.parameters()).double().sum().item()
         seat.tell(way, Report(elapsed, loss, total))
     dist.destroy_process_group()
     allfold.shutdown()
