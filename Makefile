@@ -11,7 +11,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo check test test-all times chaos simulate fuzz pure coverage collected lint types docs docs-check site site-serve bench bench-pages openmpi up down clean wheels lock version test-torch test-clients test-python
+.PHONY: help demo demo-wan check test test-all times chaos simulate fuzz pure coverage collected lint types docs docs-check site site-serve bench bench-pages openmpi up down clean wheels lock version test-torch test-clients test-python
 
 PYTHON ?= $(firstword $(foreach each,3.11 3.12 3.13 3.14 3,$(shell command -v python$(each))))
 OTHER_PYTHON ?= $(firstword $(foreach each,$(filter-out $(PYTHON),python3.14 python3.13 python3.12),$(call works,$(each))))
@@ -63,6 +63,9 @@ help: ## show this list
 demo: .venv/.installed ## torchrun, then a training on 2 nodes x 2 ranks; the last line says how it went
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 2 examples/quickstart_torch.py
 	$(BIN)/allfold run --nodes 2 --nproc-per-node 2 --no-prefix examples/train_digits.py
+
+demo-wan: .venv/.installed-bench ## three minutes, as root: DDP and DiLoCo on lines of 50 Mbit/s; the last line has the figures
+	@$(BIN)/python examples/demo_wan.py
 
 check: .venv/.installed-dev ## three minutes: style, types, made files, the core and membership
 	@$(MAKE) $(AT_ONCE) lint types docs-check pure collected

@@ -217,7 +217,8 @@ def test_the_page_of_rest_has_every_route_of_the_data_port() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["allfold", "allfold.torch", "allfold.torch.hook", "allfold.torchft"]
+    "module",
+    ["allfold", "allfold.torch", "allfold.torch.hook", "allfold.diloco", "allfold.torchft"],
 )
 def test_every_public_name_is_on_the_page_of_the_sdk(module: str) -> None:
     described = {name for names in sdk_page.SECTIONS.values() for name in names}

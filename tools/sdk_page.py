@@ -34,6 +34,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "allfold.torch.BACKEND", "allfold.torch.ElasticSampler", "allfold.torch.ProcessGroup",
         "allfold.torch.create", "allfold.torch.hook.HookState", "allfold.torch.hook.hook",
     ),
+    "diloco": ("allfold.diloco.DiLoCo",),
     "torchft": (
         "allfold.torchft.ProcessGroupAllfold", "allfold.torchft.DistributedDataParallel",
     ),

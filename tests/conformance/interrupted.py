@@ -32,7 +32,9 @@ def each_sweep(*kinds: str) -> Callable[[Callable[..., None]], Callable[..., Non
         for name, values in (("way", _WAYS), ("kind", kinds), ("size", SIZES)):
             test = pytest.mark.parametrize(name, list(values))(test)
         long: Callable[..., None] = pytest.mark.long(test)
-        return long
+        # The sweep's own limit is first.
+        limited: Callable[..., None] = pytest.mark.timeout(_SECONDS + OP_SECONDS)(long)
+        return limited
 
     return give
 

@@ -117,13 +117,15 @@ def weightless(group: allfold.Group) -> list[float]:
     return kept
 
 
-def call(group: allfold.Group, dtype: str = "float32", **options: Any) -> list[float]:
+def call(
+    group: allfold.Group, dtype: str = "float32", numel: int = 1000, **options: Any
+) -> list[float]:
     """A round; where it fails the tensor is as it was."""
-    tensor = tensors.from_integers(np.full(1000, group.rank), dtype)
+    tensor = tensors.from_integers(np.full(numel, group.rank), dtype)
     try:
         group.start_round(tensor, **options).wait()
     except allfold.AllfoldError:
-        assert tensors.to_list(tensor) == [group.rank] * 1000
+        assert tensors.to_list(tensor) == [group.rank] * numel
         raise
     return tensors.to_list(tensor)[:1]
 

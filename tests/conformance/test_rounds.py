@@ -134,6 +134,22 @@ def test_what_cannot_be_a_round_is_refused_before_anything_moves(
     assert job.run(round_programs.call) == [[(job.world_size - 1) / 2]] * job.world_size
 
 
+def test_the_name_of_a_series_is_not_that_of_another_shape(job: Job) -> None:
+    """Each rank is told before it calls, and the next round of the series works."""
+    options: dict[str, Any] = {"wire": "int8", "feedback": "of one shape"}
+    mean = (job.world_size - 1) / 2
+    assert job.run(round_programs.call, **options) == [[pytest.approx(mean, rel=0.1)]] * (
+        job.world_size
+    )
+    for failure in failures(job.start_all(round_programs.call, numel=7, **options)):
+        assert isinstance(failure.error, InvalidArgument)
+        assert "is the name of rounds of float32[1000]" in failure.error.message
+        assert "this one is of float32[7]" in failure.error.message
+    assert job.run(round_programs.call, **options) == [[pytest.approx(mean, rel=0.1)]] * (
+        job.world_size
+    )
+
+
 def test_an_argument_that_rounds_do_not_have_is_named(job: Job) -> None:
     for failure in failures(job.start_all(round_programs.call, weights=1)):
         assert isinstance(failure.error, UnknownArgument)

@@ -33,6 +33,9 @@ OVERLAYS: dict[str, dict[str, Any]] = {
 ADDED = {n: s for each in OVERLAYS.values() for n, s in each.items() if n not in SERVICES}
 ALL = SERVICES | ADDED
 TLS = OVERLAYS["docker-compose.tls.yml"]
+# Four sites: a job each, and its agent.
+WAN = [f"wan-{site}" for site in "abcd"]
+WAN_AGENTS = [f"wan-agent-{site}" for site in "abcd"]
 # What an overlay may change of a service of docker-compose.yml: nothing that holds it in.
 OPEN_TO_OVERLAYS = {"command", "depends_on", "environment", "healthcheck", "volumes", "image"}
 OPEN_TO_OVERLAYS |= {"build", "deploy", "mem_limit"}
@@ -102,7 +105,7 @@ def test_redis_forgets_nothing_and_stays_below_the_limit_of_its_container() -> N
 
 def test_agents_have_the_time_to_drain_before_they_are_killed() -> None:
     graces = [each["stop_grace_period"] for name, each in SERVICES.items() if "agent-" in name]
-    assert len(graces) == 2
+    assert len(graces) == 6
     drain = AgentSettings.model_fields["drain_seconds"].default
     assert all(int(grace.removesuffix("s")) >= drain + 8 for grace in graces)
 
@@ -134,7 +137,7 @@ def test_each_secret_is_in_the_containers_that_read_it_and_in_no_other() -> None
     for name, service in SERVICES.items():
         for volume in service["volumes"]:
             readers.setdefault(volume.partition(":")[0], set()).add(name)
-    assert readers["token"] == {"secrets", "orchestrator", "agent-a", "agent-b"}
+    assert readers["token"] == {"secrets", "orchestrator", "agent-a", "agent-b", *WAN_AGENTS}
     assert readers["redis-password"] == {"secrets", "orchestrator", "redis"}
     assert readers["prometheus-token"] == {"secrets", "prometheus"}
     assert readers["grafana-password"] == {"secrets", "grafana"}
@@ -174,6 +177,7 @@ def test_jobs_reach_nobody_but_their_agent_and_where_torch_needs_it_each_other()
         "train-a": "none",
         "train-b": "none",
         "elastic": "none",
+        **dict.fromkeys(WAN, "none"),
         "ddp-a": ["jobs"],
         "ddp-b": ["jobs"],
     }
@@ -186,6 +190,16 @@ def test_the_ranks_of_the_ddp_job_meet_at_the_container_of_rank_0() -> None:
         assert SERVICES[name]["environment"]["MASTER_ADDR"] == "ddp-a"
     command = SERVICES["ddp-a"]["command"]
     assert command[command.index("--node-rank") + 1] == "0"
+
+
+def test_each_site_sends_at_most_50_mbit_and_has_a_rank_of_its_own() -> None:
+    limits = {SERVICES[name]["environment"]["ALLFOLD_AGENT_LIMIT"] for name in WAN_AGENTS}
+    assert limits == {"50Mbit"}
+    for rank, (name, agent) in enumerate(zip(WAN, WAN_AGENTS, strict=True)):
+        (folder,) = volumes_of(SERVICES[name]).items()
+        assert folder in volumes_of(SERVICES[agent]).items(), "it reaches this agent"
+        assert SERVICES[name]["environment"]["ALLFOLD_RANK"] == str(rank)
+        assert SERVICES[name]["environment"]["ALLFOLD_WORLD_SIZE"] == str(len(WAN))
 
 
 def test_grafana_is_given_the_data_source_and_the_dashboard_that_are_here() -> None:

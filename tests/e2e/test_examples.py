@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -200,6 +201,36 @@ def test_mixed_precision_trains_with_float32_master_weights(
     assert status == 0, out
     last = out.splitlines()[-1]
     assert re.fullmatch(r"mixed precision: ok accuracy=0\.9[5-9]\d\d wire=int8", last)
+
+
+def figures(allfold: Commands, services: Services, mode: str) -> list[dict[str, Any]]:
+    """The lines of JSON that the training between sites writes, which it prints, too."""
+    file = allfold.folder / f"{mode}.json"
+    steps = ("--steps", "20", "--every", "5", "--delay", "2", "--evaluate", "10")
+    options = ("--mode", mode, *steps, "--json", file)
+    script = EXAMPLES / "train_diloco.py"
+    status, out = run(allfold, *placed(services, 2, 1), script, *options)
+    assert status == 0, out
+    lines = file.read_text().splitlines()
+    assert [line for line in out.splitlines() if line.startswith("{")] == lines
+    return [json.loads(line) for line in lines]
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.timeout(2 * SECONDS + 60)
+def test_training_between_sites_sends_little_and_hides_it_and_learns_all_the_same(
+    allfold: Commands, services: Services
+) -> None:
+    local, common = (figures(allfold, services, mode) for mode in ("diloco", "ddp"))
+    for lines in (local, common):
+        assert [line["step"] for line in lines] == [10, 20]
+        assert {line["ranks"] for line in lines} == {2}
+        assert lines[1]["loss"] < lines[0]["loss"] < 4.0, "all alike would be 4.6"
+    # Between two nodes, 20 steps of 2 bytes an element, and 4 rounds of int4: 0.516 bytes.
+    fewer = common[1]["bytes"] / local[1]["bytes"]
+    assert fewer == pytest.approx(20 * 2 / (4 * 0.516), rel=0.05)
+    assert local[1]["hidden"] > common[1]["hidden"]
 
 
 @pytest.mark.long

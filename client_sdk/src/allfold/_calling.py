@@ -17,8 +17,9 @@ from allfold._membership import RankMembership
 from allfold._process.draining import LeaveRequest
 from allfold._process.settings import GroupSettings
 from allfold._staging.choice import PreparedCall
-from allfold_core.errors import AllfoldError
+from allfold_core.errors import AllfoldError, InvalidArgument
 from allfold_core.group_options import checked_seconds
+from allfold_core.operations import Fingerprint
 from allfold_core.protocol.rank_messages import FIRST_PAIR
 
 _REMEMBERED = 512  # calls that are unlike each other
@@ -72,6 +73,7 @@ class Calling(ABC):
         self._connection = membership.session.connection
         self._channel = CallChannel(membership)
         self._prepared: dict[Likeness, PreparedCall] = {}
+        self._series: dict[str, Fingerprint] = {}  # of rounds, by the name of their feedback
 
     @property
     def _view(self) -> EpochView:
@@ -180,6 +182,16 @@ class Calling(ABC):
             if self._channel.next_pair > number:
                 self._note_in_flight(error, f"message {number - FIRST_PAIR}")
             raise
+
+    def _check_series(self, feedback: str, call: Fingerprint) -> None:
+        """Refuse another tensor under the name of a series: it is owed nothing."""
+        first = self._series.setdefault(feedback, call)
+        if (first.dtype, first.shape) != (call.dtype, call.shape):
+            raise InvalidArgument(
+                f"feedback={feedback!r} is the name of rounds of {first.label}{list(first.shape)}, "
+                f"and this one is of {call.label}{list(call.shape)}: what rounding has cost those "
+                "cannot be added to it; give it a name of its own"
+            )
 
     def _see_to_failed(self, call: str, error: BaseException, number: int) -> None:
         """See to a collective that ends with an error.

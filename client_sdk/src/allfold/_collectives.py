@@ -78,11 +78,14 @@ class Collectives(Calling):
 
         Raises:
             InvalidArgument: the weight is negative or not finite, the quorum is not 1 to the number
-                of ranks, or ``op`` is another one.
+                of ranks, ``op`` is another one, or rounds of another shape have the name
+                ``feedback``.
         """
         with self._calling("start_round"):
             view = self._view
             call = reductions.weighted_mean(view, tensors, op, weight, quorum, within)
+            if feedback is not None:
+                self._check_series(feedback, call.fingerprint)
             work = self._start(
                 view,
                 call,

@@ -63,11 +63,17 @@ def top(
     first = watcher.look()
     if once:
         _show_once(first, as_json=as_json)
-    elif as_json or not sys.stdout.isatty():
-        _watch(watcher, first, interval, _print_json if as_json else _print_lines)
-    else:
+        return
+    with _keys() as pressed:  # first: who sees the screen may press a key at once
+        if as_json or not sys.stdout.isatty():
+            _watch(watcher, first, interval, pressed, _print_json if as_json else _print_lines)
+            return
         with Live(screen(first), console=console(), screen=True, auto_refresh=False) as live:
-            _watch(watcher, first, interval, lambda seen: live.update(screen(seen), refresh=True))
+
+            def show(seen: Look) -> None:
+                live.update(screen(seen), refresh=True)
+
+            _watch(watcher, first, interval, pressed, show)
 
 
 def _show_once(snapshot: Look, *, as_json: bool) -> None:
@@ -77,17 +83,18 @@ def _show_once(snapshot: Look, *, as_json: bool) -> None:
     console().print(screen(snapshot))
 
 
-def _watch(watcher: Watcher, first: Look, interval: float, show: Callable[[Look], None]) -> None:
+def _watch(
+    watcher: Watcher, first: Look, interval: float, pressed: _Keys, show: Callable[[Look], None]
+) -> None:
     seen = first
-    with _keys() as pressed:
-        try:
-            while True:
-                show(seen)
-                if pressed.wait_for_quit(interval):
-                    return
-                seen = watcher.look()
-        except KeyboardInterrupt:
-            return
+    try:
+        while True:
+            show(seen)
+            if pressed.wait_for_quit(interval):
+                return
+            seen = watcher.look()
+    except KeyboardInterrupt:
+        return
 
 
 def _print_json(snapshot: Look) -> None:
@@ -130,7 +137,7 @@ def _keys() -> Iterator[_Keys]:
         return
     fd = sys.stdin.fileno()
     before = termios.tcgetattr(fd)
-    tty.setcbreak(fd)
+    tty.setcbreak(fd, termios.TCSADRAIN)  # what was typed before counts, too
     try:
         yield _Keys(fd)
     finally:

@@ -1,0 +1,299 @@
+"""DiLoCo: ranks train by themselves, and agree on their parameters every so many steps.
+
+    from allfold.diloco import DiLoCo
+
+    diloco = DiLoCo(model, every=100, fragments=4, delay=10)
+    state = allfold.State(diloco=diloco)
+    group = allfold.init(traffic="background", state=state)
+    for batch in batches:
+        optimizer.zero_grad()
+        loss(model, batch).backward()
+        optimizer.step()  # the inner optimizer: AdamW, Muon, whichever is right for the model
+        diloco.step()
+    diloco.flush()
+
+The method is that of A. Douillard et al., "DiLoCo: Distributed Low-Communication Training of
+Language Models", 2023 (arXiv:2311.08105); fragments and delay are those of A. Douillard et al.,
+"Streaming DiLoCo with overlapping communication", 2025 (arXiv:2501.18512). It needs torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from allfold._group import Group
+from allfold._handles.round import Round, RoundResult
+from allfold._registry import registry
+from allfold_core.dtypes import DType, Wire
+from allfold_core.errors import InvalidArgument
+from allfold_core.group_options import checked_wire
+
+__all__ = ["DiLoCo"]
+
+
+class DiLoCo:
+    """The outer optimizer of a model of which every rank trains a copy.
+
+    The parameters are in ``fragments`` of about equal size. Each fragment has a synchronized copy
+    θ in float32, the same bits on all ranks, beside the rank's own parameters x, which the inner
+    optimizer changes. Every H = ``every`` steps, at steps t with (t + offset) mod H = 0, a round
+    of the fragment begins in the background::
+
+        Δᵣ = θ - x                    what rank r has done: its outer gradient
+        Δ  = Σ wᵣ Δᵣ / Σ wᵣ           the round; w is the weight
+
+    ``delay`` steps later its result is waited for, and is a step of Nesterov's momentum m::
+
+        m ← μ m + Δ
+        θ ← θ - η (Δ + μ m)           η is outer_lr, μ momentum
+        x ← θ + (x - x of step t)     what the inner optimizer has done since is kept
+
+    The offsets spread the rounds of the fragments over the H steps. The last line differs from
+    Streaming DiLoCo, which mixes θ and x: here no step is lost, and without a delay x is θ. A round
+    that fails changes nothing: what this rank has done is in the fragment's next one.
+
+    Ranks start from the same parameters: hand ``State(diloco=...)`` to :func:`allfold.init`, or
+    make the model from the same seed. A rank that joins takes over θ, m and the number of steps,
+    and starts from θ with a new inner optimizer. The model's buffers are not synchronized.
+
+    Args:
+        parameters: a module, or the parameters; those that need no gradient are left alone.
+        group: by default the first of the process, when the first round begins.
+        every: H, the steps from a round of a fragment to its next one.
+        outer_lr: η.
+        momentum: μ.
+        fragments: in how many parts the parameters are synchronized; each is some whole tensors.
+        delay: steps from the begin of a round until it is waited for, less than ``every``.
+        wire: how a Δ travels between nodes, as in :meth:`allfold.Group.all_reduce`; ``None`` for
+            the default of the group.
+        feedback: add the rounding error of a lossy wire to the fragment's next round.
+        weight: of this rank in the mean, >= 0.
+        name: of the series of rounding errors; a group with several models needs several names.
+
+    Attributes:
+        steps: the number of inner steps so far, the same on all ranks.
+        weight: as above; may be set before every step, e.g. to the tokens since the last round.
+
+    Raises:
+        InvalidArgument: an argument cannot work; says which, and why.
+    """
+
+    def __init__(
+        self,
+        parameters: nn.Module | Iterable[Tensor],
+        group: Group | None = None,
+        *,
+        every: int,
+        outer_lr: float = 0.7,
+        momentum: float = 0.9,
+        fragments: int = 1,
+        delay: int = 0,
+        wire: str | None = "int4",
+        feedback: bool = True,
+        weight: float = 1.0,
+        name: str = "diloco",
+    ) -> None:
+        given = parameters.parameters() if isinstance(parameters, nn.Module) else parameters
+        trained = [each for each in given if each.requires_grad]
+        _check(every, delay, fragments, trained)
+        self._group = group
+        self._every, self._delay = every, delay
+        self._outer_lr, self._momentum = outer_lr, momentum
+        self._wire, self._feedback = wire, feedback and _loses(wire)
+        self.weight = weight
+        self.steps = 0
+        self._results: list[RoundResult] = []
+        self._fragments = [
+            _Fragment(part, f"{name}.{number}", number * every // fragments)
+            for number, part in enumerate(_parts(trained, fragments))
+        ]
+
+    @property
+    def in_flight(self) -> int:
+        """The number of rounds that have begun, and are not applied yet."""
+        return sum(each.flight is not None for each in self._fragments)
+
+    def step(self) -> list[RoundResult]:
+        """Count an inner step: begin the rounds that are due, wait for others and apply them.
+
+        Call it after each step of the inner optimizer, on all ranks.
+
+        Returns:
+            The results that were applied, mostly none: they say what the rounds have cost.
+
+        Raises:
+            AllfoldError: a round could not begin, or has failed, as on all other ranks. It changed
+                nothing, and training may go on: call :meth:`step` after the next inner step.
+        """
+        self.steps += 1
+        for fragment in self._fragments:
+            if (self.steps + fragment.offset) % self._every == 0:
+                self._begin(fragment)
+        return self._finished(self.steps)
+
+    def flush(self) -> list[RoundResult]:
+        """Wait for all rounds in flight, and apply them now; returns and raises as :meth:`step`."""
+        return self._finished(math.inf)
+
+    @contextmanager
+    def synchronized(self) -> Iterator[None]:
+        """Have the synchronized parameters in the model meanwhile, to evaluate or to save it."""
+        own = [fragment.local() for fragment in self._fragments]
+        for fragment in self._fragments:
+            fragment.assign(fragment.synchronized)
+        try:
+            yield
+        finally:
+            for fragment, before in zip(self._fragments, own, strict=True):
+                fragment.assign(before)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that a rank needs to join: the same on every rank, for ``allfold.State``.
+
+        Rounds in flight are applied before. So where there are any, all ranks call it at the same
+        step; it hides most to commit the state where :attr:`in_flight` is 0.
+        """
+        self._results = self.flush()
+        return {
+            "steps": self.steps,
+            "synchronized": [each.synchronized for each in self._fragments],
+            "momentum": [each.momentum for each in self._fragments],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over a state, and start from its synchronized parameters; forget what is in flight.
+
+        Raises:
+            InvalidArgument: it is that of other fragments.
+        """
+        sizes = [tuple(each.shape) for each in state["synchronized"]]
+        ours = [tuple(each.synchronized.shape) for each in self._fragments]
+        if sizes != ours:
+            raise InvalidArgument(f"a state of fragments of {sizes} elements; here they are {ours}")
+        self.steps = int(state["steps"])
+        for number, fragment in enumerate(self._fragments):
+            fragment.flight = None
+            fragment.synchronized.copy_(state["synchronized"][number])
+            fragment.momentum.copy_(state["momentum"][number])
+            fragment.assign(fragment.synchronized)
+
+    def _begin(self, fragment: _Fragment) -> None:
+        if fragment.flight is not None:  # nothing was decided about it when it was due
+            self._apply(fragment, fragment.flight)
+        group = self._group or registry.default()
+        began = fragment.local()
+        delta = group.empty(began.numel(), torch.float32, device=began.device)
+        torch.sub(fragment.synchronized, began, out=delta)
+        series = fragment.series if self._feedback else None
+        round_ = group.start_round(delta, weight=self.weight, wire=self._wire, feedback=series)
+        fragment.flight = _Flight(round_, delta, began, self.steps + self._delay)
+
+    def _finished(self, due: float) -> list[RoundResult]:
+        """Apply the rounds that are due; return the results that nobody was told of yet."""
+        for fragment in self._fragments:
+            if fragment.flight is not None and fragment.flight.due <= due:
+                self._apply(fragment, fragment.flight)
+        results, self._results = self._results, []
+        return results
+
+    def _apply(self, fragment: _Fragment, flight: _Flight) -> None:
+        try:
+            self._results.append(flight.round.wait())
+        finally:  # where nothing is decided yet it is still in flight, and is waited for again
+            if flight.round.is_completed():
+                fragment.flight = None
+        fragment.apply(flight, self._outer_lr, self._momentum)
+
+
+@dataclass(frozen=True)
+class _Flight:
+    """A round in flight: of ``delta``, in place; ``began`` are the parameters of its begin."""
+
+    round: Round
+    delta: Tensor
+    began: Tensor
+    due: int  # step
+
+
+class _Fragment:
+    """Some parameters, and what all ranks have agreed on about them.
+
+    Attributes:
+        series: the name of its rounding errors.
+        offset: of its rounds.
+        synchronized: θ, flat, float32, on the device of the parameters.
+        momentum: m, likewise.
+        flight: its round, if there is one.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], series: str, offset: int) -> None:
+        self._parameters = parameters
+        self.series, self.offset = series, offset
+        self.synchronized = self.local()
+        self.momentum = torch.zeros_like(self.synchronized)
+        self.flight: _Flight | None = None
+
+    def local(self) -> Tensor:
+        """Return a copy of this rank's own parameters, flat, as float32."""
+        return torch.cat([each.detach().float().reshape(-1) for each in self._parameters])
+
+    @torch.no_grad()
+    def assign(self, flat: Tensor) -> None:
+        """Overwrite the parameters."""
+        sizes = [each.numel() for each in self._parameters]
+        for parameter, part in zip(self._parameters, torch.split(flat, sizes), strict=True):
+            parameter.copy_(part.view_as(parameter))
+
+    def apply(self, flight: _Flight, outer_lr: float, momentum: float) -> None:
+        """Do the outer step; see :class:`DiLoCo`.
+
+        Each operation rounds by itself: fused ones give other bits on other processors.
+        """
+        gradient = flight.delta
+        self.momentum.mul_(momentum).add_(gradient)
+        self.synchronized.sub_(self.momentum.mul(momentum).add_(gradient).mul_(outer_lr))
+        self.assign(self.local().sub_(flight.began).add_(self.synchronized))
+
+
+def _parts(parameters: Sequence[Tensor], count: int) -> list[list[Tensor]]:
+    """Cut into so many runs of whole tensors, of about equal size."""
+    left = sum(each.numel() for each in parameters)
+    parts: list[list[Tensor]] = [[]]
+    size = 0
+    for number, each in enumerate(parameters):
+        still = count - len(parts)  # parts to come
+        is_needed = len(parameters) - number == still
+        is_full = still and size + each.numel() / 2 > left / (still + 1)
+        if parts[-1] and (is_needed or is_full):
+            left -= size
+            parts.append([])
+            size = 0
+        parts[-1].append(each)
+        size += each.numel()
+    return parts
+
+
+def _loses(wire: str | None) -> bool:
+    return wire is not None and checked_wire(wire).effective(DType.FLOAT32) is not Wire.NATIVE
+
+
+def _check(every: int, delay: int, fragments: int, trained: Sequence[Tensor]) -> None:
+    if not 0 <= delay < every:
+        raise InvalidArgument(
+            "every= is at least 1, and delay= at least 0 and less than that, because the rounds of "
+            f"a fragment come one after the other; got {every} and {delay}"
+        )
+    if not 1 <= fragments <= len(trained):
+        raise InvalidArgument(
+            "fragments= is at least 1 and at most the number of tensors that need a gradient "
+            f"({len(trained)}), got {fragments}"
+        )
+    if len({each.device for each in trained}) > 1:
+        raise InvalidArgument("the parameters are on several devices; make a DiLoCo for each")

@@ -1,0 +1,83 @@
+"""DiLoCo on real ranks: what all agree on has the same bits, whoever dies or joins meanwhile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.conformance import diloco_programs as programs
+from tests.conformance.conftest import OP_SECONDS, SHAPES
+from tests.support.processes.ranks import RankPool, results
+from tests.support.processes.services import Services
+
+EVERY, DELAY = programs.OPTIONS["every"], programs.OPTIONS["delay"]
+STEPS = 10 * EVERY
+# The second fragment is half a period ahead.
+BEGINS = [step for step in range(1, STEPS + 1) if step % (EVERY // 2) == 0]
+APPLIED = [step + DELAY for step in BEGINS if step + DELAY <= STEPS]
+
+
+def check_alike(told: list[dict[str, Any]]) -> None:
+    """Check that all ranks had the same rounds with the same results, and lose less in the end."""
+    for each in told[1:]:
+        for what in ("errors", "rounds", "end", "loss"):
+            assert each[what] == told[0][what], what
+    assert all(digest for _, _, digest in told[0]["rounds"]), "each round was compared"
+
+
+def test_synchronized_copies_have_the_same_bits_after_each_round_and_the_loss_falls(
+    pool: RankPool,
+) -> None:
+    with pool.job(SHAPES["3x1"], timeout=OP_SECONDS) as job:
+        told = job.run(programs.train, steps=STEPS)
+    check_alike(told)
+    assert [step for step, *_ in told[0]["rounds"]] == APPLIED
+    assert {tuple(ranks) for _, ranks, _ in told[0]["rounds"]} == {(0, 1, 2)}
+    assert told[0]["loss"] < told[0]["before"] / 4
+
+
+@pytest.mark.parametrize("on_loss", ["shrink", "raise"])
+def test_a_rank_that_dies_in_a_round_leaves_the_others_with_the_same_bits(
+    pool: RankPool, on_loss: str
+) -> None:
+    dies = 3 * EVERY - 1
+    with pool.job(SHAPES["3x1"], timeout=OP_SECONDS, on_loss=on_loss) as job:
+        calls = [job.start(r, programs.train, steps=STEPS, dies=[1, dies]) for r in range(3)]
+        told = results([calls[0], calls[2]])
+    check_alike(told)
+    assert told[0]["loss"] < told[0]["before"] / 4
+    assert told[0]["rounds"][-1][1] == [0, 1]
+    failed = [step for step, _ in told[0]["errors"]]
+    if on_loss == "shrink":
+        assert failed == []
+        assert [step for step, *_ in told[0]["rounds"]] == APPLIED
+    else:
+        assert failed == [3 * EVERY + DELAY], "the round that the dead rank never began"
+        assert [step for step, *_ in told[0]["rounds"]] == [s for s in APPLIED if s not in failed]
+
+
+def test_a_rank_that_joins_goes_on_with_the_parameters_and_the_schedule_of_the_others(
+    pool: RankPool, services: Services
+) -> None:
+    first: dict[str, Any] = {"world_size": 2}
+    with pool.unregistered((0, 1, 2)) as job:
+        calls = [
+            job.ranks[rank].start(
+                programs.train_elastic,
+                name=job.name,
+                agent=services.socket_of(job.nodes[rank]),
+                steps=STEPS,
+                awaits=3,
+                on_loss="shrink",
+                **(first if rank < 2 else {}),
+            )
+            for rank in range(3)
+        ]
+        told = results(calls)
+    assert told[2]["began"] == told[0]["complete"] > 0
+    assert {each["end"] for each in told} == {told[0]["end"]}
+    # What it has seen is the end of what the others have.
+    theirs, its = told[0]["rounds"], told[2]["rounds"]
+    assert its == theirs[-len(its) :]
+    assert {tuple(ranks) for _, ranks, _ in its} == {(0, 1, 2)}
