@@ -356,7 +356,7 @@ def test_a_token_that_nobody_could_send_is_refused_and_not_shown(volumes: Path) 
 
 def test_prometheus_sends_the_first_of_several_tokens(volumes: Path) -> None:
     make_secrets(volumes, "new, old")
-    assert (volumes / "allfold-token/token").read_text() == "new,old"
+    assert (volumes / "allfold-token/token").read_text() == "new, old"
     assert (volumes / "allfold-prometheus/token").read_text() == "new"
 
 
