@@ -162,6 +162,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
                     "{{source_zone}} to {{target_zone}}",
                 ),
                 (f"max by (scope) ({agent.LIMIT.name})", "limit: {{scope}}"),
+                (f"sum by (token) (rate({agent.ZONE_BYTES.name}[{_RATE}]))", "token {{token}}"),
             ),
             "Bps",
         ),
@@ -253,6 +254,17 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             orchestrator.GROUPS,
             f"max by (phase) ({orchestrator.GROUPS.name})",
             "{{phase}}",
+        ),
+        Panel(
+            "Open for each token, and limits",
+            (orchestrator.TOKEN_OPEN, orchestrator.TOKEN_LIMIT),
+            (
+                (f"max by (token, of) ({orchestrator.TOKEN_OPEN.name})", "{{token}}: {{of}}"),
+                (
+                    f"max by (token, of) ({orchestrator.TOKEN_LIMIT.name})",
+                    "{{token}}: {{of}}, at most",
+                ),
+            ),
         ),
         _one(
             "Lives of nodes ended, by reason",

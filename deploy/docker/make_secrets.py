@@ -12,18 +12,19 @@ import sys
 from pathlib import Path
 
 from allfold_core.errors import InvalidArgument
-from allfold_service.credentials import parse
+from allfold_service.credentials import Tokens, parse
 
 
 def main() -> None:
     root = Path(sys.argv[1])
+    given = os.environ.get("ALLFOLD_TOKEN", "").strip()
     try:
-        given = ",".join(parse(os.environ.get("ALLFOLD_TOKEN", ""), "ALLFOLD_TOKEN"))
+        parse(given, "ALLFOLD_TOKEN")
     except InvalidArgument as error:
         sys.exit(f"secrets: {error.message}")
     tokens = provide(root / "allfold-token" / "token", given)
-    # While tokens are changed there are two, and Prometheus can send only one.
-    write(root / "allfold-prometheus" / "token", tokens.partition(",")[0])
+    # There may be several, with names, and Prometheus sends what the file holds.
+    write(root / "allfold-prometheus" / "token", Tokens(tokens).sent)
     password = provide(root / "allfold-redis" / "password")
     write(root / "allfold-redis" / "redis.conf", f"requirepass {password}\n")
     provide(root / "allfold-grafana" / "password")

@@ -42,9 +42,38 @@ def test_caps_are_set_listed_and_removed(allfold: Commands) -> None:
         assert limit().splitlines() == ["group g: at most 200 Mbit/s", "node n: at most 1 Gbit/s"]
 
 
+@pytest.mark.slow
+def test_limits_of_tokens_are_set_listed_and_removed_by_their_names(allfold: Commands) -> None:
+    with Services(token="team-a=join", variables={"ALLFOLD_ADMIN_TOKEN": "admin"}) as services:
+        services.start_orchestrator()
+        env = {
+            "ALLFOLD_ORCHESTRATOR_URL": services.orchestrator_url,
+            "ALLFOLD_TOKEN": "team-a=join",
+            "ALLFOLD_ADMIN_TOKEN": "admin",
+        }
+
+        def limit(*words: str) -> list[str]:
+            return allfold.run("limit", *words, env=env).out.splitlines()
+
+        of_team = "--token-name", "team-a"
+        assert limit(*of_team, "--groups", "4") == ["token team-a: groups 0 of 4, ranks 0"]
+        whole = "token team-a: groups 0 of 0, ranks 0 of 64"
+        assert limit(*of_team, "--groups", "0", "--ranks", "64") == [whole]
+        limit("200Mbit")
+        assert limit() == ["each agent: at most 200 Mbit/s", whole]
+        assert limit(*of_team, "none") == ["each agent: at most 200 Mbit/s"]
+        no_name = allfold.run("limit", "--token-name", "a b", "--ranks", "1", env=env, status=2).err
+        assert "path.token" in no_name
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (("--token-name", "a"), "with --token-name give --groups, --ranks or both; or none"),
+        (("--token-name", "a", "1MB"), "with --token-name give"),
+        (("--token-name", "a", "none", "--groups", "1"), "with --token-name give"),
+        (("--token-name", "a", "--groups", "1", "--node", "n"), "with --token-name give"),
+        (("--ranks", "1"), "with --token-name give"),
         (("fast",), "a limit is a rate such as 200Mbit, 25MB or 25000000 (bytes per second)"),
         (("64kbit",), "less than one chunk (64 KiB) per second: an op would seem to stand still"),
         (("1MB", "--node", "a", "--group", "g"), "give one of them"),

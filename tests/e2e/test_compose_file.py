@@ -336,6 +336,14 @@ def test_a_token_that_is_given_replaces_the_one_made_before(volumes: Path) -> No
     assert (volumes / "allfold-token/token").read_text() == "mine", "it is kept"
 
 
+def test_services_get_tokens_with_their_names_and_prometheus_the_first_one_alone(
+    volumes: Path,
+) -> None:
+    make_secrets(volumes, "ops=new,team-a=old")
+    assert (volumes / "allfold-token/token").read_text() == "ops=new,team-a=old"
+    assert (volumes / "allfold-prometheus/token").read_text() == "new"
+
+
 def test_a_token_that_nobody_could_send_is_refused_and_not_shown(volumes: Path) -> None:
     make_secrets(volumes)
     kept = (volumes / "allfold-token/token").read_text()
@@ -348,7 +356,7 @@ def test_a_token_that_nobody_could_send_is_refused_and_not_shown(volumes: Path) 
 
 def test_prometheus_sends_the_first_of_several_tokens(volumes: Path) -> None:
     make_secrets(volumes, "new, old")
-    assert (volumes / "allfold-token/token").read_text() == "new,old"
+    assert (volumes / "allfold-token/token").read_text() == "new, old"
     assert (volumes / "allfold-prometheus/token").read_text() == "new"
 
 

@@ -23,7 +23,7 @@ PAGE = DOCS / "metrics.md"
 UNITS = ("_seconds", "_bytes", "_total", "_info")
 COUNTED = (
     "_up", "_registered", "_ready", "_draining", "_ranks", "_groups", "_epoch", "_in_flight",
-    "_peers", "_incidents", "_generation", "_nodes", "_missing", "_links",
+    "_peers", "_incidents", "_generation", "_nodes", "_missing", "_links", "_open", "_token_limit",
 )  # fmt: skip
 
 
@@ -40,7 +40,7 @@ def expressions() -> Iterator[str]:
 def test_what_is_queried_is_in_a_catalogue(expression: str) -> None:
     named = set(re.findall(r"\ballfold_\w+", expression))
     assert named <= SERIES
-    known = {"le", "node", "instance", "job"}.union(*(LABELS[name] for name in named))
+    known = {"le", "node", "token", "instance", "job"}.union(*(LABELS[name] for name in named))
     for listed in re.findall(r"by \(([^)]*)\)", expression):
         assert set(listed.split(", ")) <= known
 

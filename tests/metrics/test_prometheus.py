@@ -31,6 +31,8 @@ from tools.metrics_page import METRICS
 # Without a fault, or more nodes than there are, there is nothing to be shown.
 QUIET = {
     "allfold_agent_send_limit_bytes",  # nobody has set a cap
+    "allfold_orchestrator_token_limit",  # nor a limit of a token
+    "allfold_orchestrator_token_open",
     "allfold_agent_incidents",
     "allfold_agent_retransmitted_segments_total",
     "allfold_orchestrator_incidents",

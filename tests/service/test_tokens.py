@@ -101,3 +101,35 @@ def test_a_file_without_a_token_is_an_error_that_names_it(
     with pytest.raises(InvalidArgument, match=expected) as caught:
         Tokens("", str(file), variable="ALLFOLD_TOKEN")
     assert f"ALLFOLD_TOKEN_FILE ({file})" in caught.value.message
+
+
+def test_a_token_may_have_a_name_which_is_not_sent_and_does_not_open_anything() -> None:
+    tokens = Tokens("team-a=new,team-a=old,\nplain,b=c2VjcmV0==")
+    assert tokens.headers() == {"Authorization": "Bearer new"}
+    names = {"new": "team-a", "old": "team-a", "plain": "", "c2VjcmV0==": "b"}
+    for token, name in names.items():
+        assert tokens.name_of(f"Bearer {token}") == name
+    for wrong in ("team-a=new", "team-a", "b=c2VjcmV0=="):
+        assert tokens.name_of(f"Bearer {wrong}") is None
+        assert not tokens.accept(f"Bearer {wrong}")
+
+
+@pytest.mark.parametrize("token", ["c2VjcmV0=", "c2VjcmV0==", "a=b=c", "=a", "a/b=c", "="])
+def test_a_token_that_has_no_name_is_sent_as_it_stands(token: str) -> None:
+    assert Tokens(token).sent == token
+    assert Tokens(token).name_of(f"Bearer {token}") == ""
+
+
+def test_what_is_sent_of_a_token_with_a_name_has_none_itself() -> None:
+    """Programs pass it on in the same variable."""
+    for text in ("a=b", "a=b==", "a=-"):
+        assert Tokens(Tokens(text).sent).sent == Tokens(text).sent
+
+
+def test_the_names_of_a_file_change_with_it(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("a=one")
+    tokens = Tokens("", str(file))
+    assert tokens.name_of("Bearer one") == "a"
+    file.write_text("a=two,longer=one")
+    assert tokens.name_of("Bearer one") == "longer"

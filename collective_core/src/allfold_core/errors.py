@@ -8,7 +8,8 @@
     │   ├── RegisterNotFirstOperation    an op before ``init`` or after ``shutdown``
     │   ├── MultipleRegister             ``init`` twice, or a rank that is taken
     │   ├── MultipleUnregister           ``shutdown`` twice
-    │   └── RegisterParamsMismatch       registered with other parameters than the group
+    │   ├── RegisterParamsMismatch       registered with other parameters than the group
+    │   └── LimitReached                 more groups or ranks than the agents' token may have
     ├── MismatchError                    the ranks of one op asked for different things
     │   ├── BroadcastNoTensor
     │   └── BroadcastMultipleTensors
@@ -131,6 +132,13 @@ class RegisterParamsMismatch(LocalError):
     """
 
     code = "AF106"
+    status = 409
+
+
+class LimitReached(LocalError):
+    """The group would be more than those may have open whose agents have a token of this name."""
+
+    code = "AF108"
     status = 409
 
 

@@ -142,7 +142,7 @@ class TokenGate:
 
     Args:
         service: what people call it, for the refusal.
-        tokens: the join tokens; without any, everybody is admitted.
+        tokens: the join tokens; without any, everybody is admitted. The state has their name.
         admins: the tokens that mark a request as an administrator's: its state has ``is_admin``.
         is_open: returns True for a path that needs no token.
     """
@@ -166,10 +166,11 @@ class TokenGate:
             await self._app(scope, receive, send)
             return
         brought = Headers(scope=scope).get("authorization", "")
-        is_known = self._tokens.accept(brought)
+        name = self._tokens.name_of(brought)
+        is_known = name is not None
         # The settings refuse a token that is both, but files may come to hold one later on.
         is_admin = not is_known and self._admins.accept(brought)
-        scope.setdefault("state", {})["is_admin"] = is_admin
+        scope.setdefault("state", {}).update(is_admin=is_admin, token_name=name or "")
         if not self._tokens or is_admin or is_known or self._is_open(scope["path"]):
             await self._app(scope, receive, send)
             return

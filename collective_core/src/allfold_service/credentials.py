@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,15 @@ from allfold_core.errors import InvalidArgument, LocalError
 from allfold_service.tls import TlsIdentity
 from allfold_service.watched_files import WatchedFiles
 
+# Not the padding of base64: "abc==" is a token without a name.
+_NAMED = re.compile(r"([A-Za-z0-9._-]{1,128})=([^=]+=*)")
+
 
 class Tokens:
     """The tokens of a service: the first is sent, all are accepted.
 
     So a token is changed without stopping anybody: ``old,new`` everywhere, then ``new,old``, then
-    ``new``.
+    ``new``. A token may have a name, which is never sent: ``team-a=old,team-a=new``.
 
     Args:
         text: the tokens, separated by commas; without any, the file counts.
@@ -29,14 +33,14 @@ class Tokens:
 
     def __init__(self, text: str = "", file: str = "", *, variable: str = "ALLFOLD_TOKEN") -> None:
         self._fixed = parse(text, variable)
-        self._file: WatchedFiles[tuple[str, ...]] | None = None
+        self._file: WatchedFiles[dict[str, str]] | None = None
         if file and not self._fixed:
             source = f"{variable}_FILE ({file})"
             self._file = WatchedFiles([Path(file)], lambda: _read(Path(file), source), source)
 
     @property
-    def accepted(self) -> tuple[str, ...]:
-        """All tokens; none where no token is asked for."""
+    def accepted(self) -> dict[str, str]:
+        """All tokens, with their names; none where no token is asked for."""
         return self._file.content if self._file is not None else self._fixed
 
     @property
@@ -57,13 +61,18 @@ class Tokens:
         return request
 
     def accept(self, authorization: str) -> bool:
-        """Return True if a request with this ``Authorization`` header brings one of the tokens.
+        """Return True if a request with this ``Authorization`` header brings one of the tokens."""
+        return self.name_of(authorization) is not None
 
-        It takes the same time for every wrong token, and does not say whether one is needed.
+    def name_of(self, authorization: str) -> str | None:
+        """Return the name, which may be empty, of the token in an ``Authorization`` header.
+
+        ``None`` where it is none of ours. It takes the same time for every wrong token, and does
+        not say whether one is needed.
         """
-        shown = bearer(authorization).encode()
-        fits = [hmac.compare_digest(shown, each.encode()) for each in self.accepted]
-        return True in fits
+        shown, known = bearer(authorization).encode(), self.accepted.items()
+        fits = [name for token, name in known if hmac.compare_digest(shown, token.encode())]
+        return fits[0] if fits else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +114,8 @@ def no_token(service: str, authorization: str, **details: Any) -> LocalError:
     )
 
 
-def parse(text: str, source: str) -> tuple[str, ...]:
-    """Return the tokens in a text.
+def parse(text: str, source: str) -> dict[str, str]:
+    """Return the tokens in a text, each with its name, which is empty where it has none.
 
     Args:
         source: where it comes from, for the error, which does not show the tokens.
@@ -116,16 +125,17 @@ def parse(text: str, source: str) -> tuple[str, ...]:
     """
     found = tuple(each.strip() for each in text.strip().split(","))
     if found == ("",):
-        return ()
+        return {}
     if not all(each and all("!" <= character <= "~" for character in each) for each in found):
         raise InvalidArgument(
             f"{source} has blanks, line ends or other characters that no token can have; make one "
             "with `openssl rand -hex 24`, and write a comma between several"
         )
-    return found
+    named = [(each, _NAMED.fullmatch(each)) for each in found]
+    return dict((match[2], match[1]) if match else (each, "") for each, match in named)
 
 
-def _read(path: Path, source: str) -> tuple[str, ...]:
+def _read(path: Path, source: str) -> dict[str, str]:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:

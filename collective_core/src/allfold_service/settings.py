@@ -64,8 +64,8 @@ class ServiceSettings(BaseSettings):
     token: str = Field(
         default="",
         description="join token that every request must bring; of several, with commas between, "
-        "the first is sent and all are accepted. Prefer the variable, since flags are visible to "
-        "all users of the machine",
+        "the first is sent and all are accepted; NAME=TOKEN names one. Prefer the variable, since "
+        "flags are visible to all users of the machine",
         repr=False,
     )
     token_file: str = Field(
@@ -94,7 +94,8 @@ class ServiceSettings(BaseSettings):
     @classmethod
     def _are_tokens(cls, value: str) -> str:
         """An empty variable means "no token", as in a compose file with ``TOKEN: ${TOKEN:-}``."""
-        return ",".join(checked(lambda text: parse(text, "the token"), value))
+        checked(lambda text: parse(text, "the token"), value)
+        return value.strip()
 
     @field_validator("log_level", mode="before")
     @classmethod

@@ -124,6 +124,7 @@ class NodeView(Shown):
     zone: str
     version: str
     draining: bool = Field(description="It takes no ranks, and lets those that it has leave.")
+    token: str = Field(description="The name of its token; empty without one.")
     progress: list[dict[str, Any]]
 
 
@@ -155,7 +156,7 @@ class ScrapeTarget(BaseModel):
     """An agent as Prometheus' HTTP service discovery wants it; such a list has no schema."""
 
     targets: list[str] = Field(description="host:port of its control port.")
-    labels: dict[str, str] = Field(description="The node's name, as `node`.")
+    labels: dict[str, str] = Field(description="Of the node its name, and its token's.")
 
 
 class NodeList(Page):

@@ -72,12 +72,13 @@ class Orchestrator:
 
     # Nodes
 
-    async def register_node(self, request: bodies.RegisterNode) -> list[str]:
+    async def register_node(self, request: bodies.RegisterNode, token: str = "") -> list[str]:
         """Register a node, after the seats of its earlier incarnations were freed.
 
+        ``token`` is the name of the one that it brought, for which groups of its ranks count.
         Returns the data addresses of some other nodes that registered lately.
         """
-        record = NodeRecord(_info(request), self._store.clock.now())
+        record = NodeRecord(_info(request), self._store.clock.now(), token=token)
         await self._clear_up_after(request.node)
         outcome = await self._store.nodes.register(record)
         if isinstance(outcome, AllfoldError):
@@ -185,9 +186,9 @@ class Orchestrator:
         params = GroupParams.from_dict({**dict(request), "strategies": strategies})
         store, now = await self._store.lives.present(), self._store.clock.now()
 
-        def join(node: NodeInfo) -> Join:
-            seat = RankSeat(node, request.session)
-            return Join(request.rank, seat, params, self._links, store, now)
+        def join(node: NodeRecord) -> Join:
+            seat = RankSeat(node.info, request.session)
+            return Join(request.rank, seat, params, self._links, store, now, node.token)
 
         try:
             await self._check_is_heard(group, now)

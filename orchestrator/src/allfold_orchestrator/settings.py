@@ -148,5 +148,5 @@ class Settings(ServiceSettings):
         return LinkSettings(self.link_latency, self.link_bandwidth)
 
 
-def _each(tokens: str) -> tuple[str, ...]:
+def _each(tokens: str) -> dict[str, str]:
     return parse(tokens, "the token")

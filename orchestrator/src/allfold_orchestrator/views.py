@@ -127,5 +127,6 @@ def node_view(status: NodeStatus, *, now: float, lease_seconds: float) -> NodeVi
         state="gone" if expiry is None else "alive" if expiry > now else "late",
         heartbeat_age=None if age is None else round(age, 3),
         draining=status.draining,
+        token=status.record.token,
         progress=list(status.progress),
     )

@@ -109,4 +109,4 @@ async def test_prometheus_is_told_of_the_agents(api: ApiClient) -> None:
     await api.http.delete("/v1/nodes/b", params={"incarnation": "1"})
     answer = await api.http.get("/v1/metrics/targets")
     assert answer.headers["content-type"] == "application/json"
-    assert answer.json() == [{"targets": ["a:7401"], "labels": {"node": "a"}}]
+    assert answer.json() == [{"targets": ["a:7401"], "labels": {"node": "a", "token": ""}}]

@@ -97,6 +97,7 @@ async def test_nodes_are_shown_with_the_progress_that_they_have_told(api: ApiCli
         "data_address": "a:7402",
         "device_type": "cuda",
         "zone": "rack1",
+        "token": "",
         "version": "0.1.0",
         "draining": False,
         "progress": [progress],

@@ -6,7 +6,16 @@ import { nodeTable } from "./overview.js";
 import { badge, facts, groupLink, incidentList, nodeBadge, nodeLink, opList, section, table, title } from "./parts.js";
 
 export function nodesPage(view) {
-  return [h("div", { class: "heading", "data-key": "heading" }, title("Nodes")), section("All nodes", nodeTable(view.nodes))];
+  return [h("div", { class: "heading", "data-key": "heading" }, title("Nodes")), section("All nodes", nodeTable(view.nodes)),
+    view.nodes.some((node) => node.token) ? section("Tokens", tokenTable(view.nodes)) : null];
+}
+
+function tokenTable(nodes) {
+  const names = [...new Set(nodes.map((node) => node.token))].sort();
+  return table("Tokens", ["Name of the token", "#Nodes", "#Sends"], names.map((name) => {
+    const own = nodes.filter((node) => node.token === name);
+    return { key: name, cells: [name || "(none)", `${own.length}`, rate(own.reduce((sum, node) => sum + node.bytes_sent_per_second, 0))] };
+  }));
 }
 
 export function nodePage(view, name) {
@@ -38,7 +47,7 @@ export function nodePage(view, name) {
     about.length ? section("Incidents", incidentList(about, view.at)) : null,
     section("Facts", facts([
       ["Heard", node.heartbeat_age === null ? "not any more" : `${age(node.heartbeat_age)} ago`],
-      ["Limits", node.limits.length ? node.limits.join("; ") : null], ["Zone", node.zone],
+      ["Limits", node.limits.length ? node.limits.join("; ") : null], ["Token", node.token || null], ["Zone", node.zone],
       ["Sent to zones", zones.some((zone) => zone) || node.zone ? zones.map((zone) => `${zone || "none"}: ${bytes(node.sent_to_zones[zone])}`).join("; ") : null], ["Device", node.device_type], ["Version", node.version],
       ["Control port", node.control_url], ["Data port", node.data_address],
     ])),

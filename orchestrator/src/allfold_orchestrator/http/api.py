@@ -85,9 +85,12 @@ async def facts(request: Request) -> bodies.Facts:
     responses=_errors(),
 )
 async def targets(service: Service) -> list[bodies.ScrapeTarget]:
-    """Return the control port of each node that is not gone, with the label ``node``."""
+    """Return the control port of each node that is not gone, with the labels node and token."""
     return [
-        bodies.ScrapeTarget(targets=[urlsplit(each.control_url).netloc], labels={"node": each.node})
+        bodies.ScrapeTarget(
+            targets=[urlsplit(each.control_url).netloc],
+            labels={"node": each.node, "token": each.token},
+        )
         async for each in all_nodes(service)
         if each.state != "gone"
     ]
@@ -106,7 +109,7 @@ async def register_node(
     body: bodies.RegisterNode, service: Service, request: Request
 ) -> bodies.Lease:
     """Start the node's lease. May be repeated; a restarted agent takes its name back."""
-    peers = await service.register_node(body)
+    peers = await service.register_node(body, request.state.token_name)
     lease: bodies.Lease = request.app.state.lease
     return lease.model_copy(update={"peers": peers})
 
@@ -182,7 +185,7 @@ async def nodes(
     summary="Register a rank",
     responses=_errors(
         s404="The node is not registered (any more).",
-        s409="The rank is taken, or the parameters are not those of the group.",
+        s409="The rank is taken, or does not fit the group, or its token's limit is reached.",
     ),
 )
 async def join(group: GroupName, body: bodies.JoinGroup, service: Service) -> bodies.Joined:

@@ -57,6 +57,12 @@ RANKS_MISSING = gauge(
     "allfold_orchestrator_ranks_missing",
     "Ranks that groups which are forming still wait for.",
 )
+TOKEN_OPEN = gauge(
+    "allfold_orchestrator_token_open", "Open groups, or ranks, of a token's name.", "token", "of"
+)
+TOKEN_LIMIT = gauge(
+    "allfold_orchestrator_token_limit", "As many as there may be, if limited.", "token", "of"
+)
 LINKS = gauge("allfold_orchestrator_control_links", "Agents that are linked to this replica.")
 REQUESTS = counter(
     "allfold_orchestrator_requests_total",

@@ -1,20 +1,23 @@
-"""The routes of the caps on what agents send, for operators."""
+"""The routes of the limits that operators set: on what agents send, and on tokens' groups."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Path, Request
 from pydantic import Field
 
 from allfold_core.protocol.traffic import Cap, checked_rate, parse_rate
+from allfold_core.schema import NAME_PATTERN
 from allfold_orchestrator import bodies
 from allfold_orchestrator.http.request_limits import require_admin
+from allfold_orchestrator.membership.admission import TokenLimit
 from allfold_orchestrator.store.store import Store
 from allfold_service.answers import Answer, ErrorAnswer, Shown
 
 _Name = Annotated[str, Field(max_length=128)]
+_TokenName = Annotated[str, Path(pattern=NAME_PATTERN, description="Its name, never itself.")]
 
 
 class Limit(Shown):
@@ -28,9 +31,10 @@ class Limit(Shown):
 
 
 class LimitList(Answer):
-    """The caps that operators have set."""
+    """The limits that operators have set."""
 
     limits: list[Limit]
+    tokens: list[TokenLimit] = Field(description="Names with a limit, or with open groups.")
 
 
 class SetLimit(bodies.Request):
@@ -44,6 +48,16 @@ class SetLimit(bodies.Request):
     )
 
 
+_Count = Annotated[int | None, Field(ge=0, le=10**9)]
+
+
+class SetTokenLimit(bodies.Request):
+    """The limit of the tokens of one name; without any number it is removed."""
+
+    groups: _Count = Field(default=None, description="Open groups, at most; null: any number.")
+    ranks: _Count = Field(default=None, description="Ranks in them, at most; null: any number.")
+
+
 router = APIRouter(prefix="/v1/limits", tags=["limits"])
 _ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorAnswer, "description": "The request is not valid."},
@@ -55,7 +69,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 
 @router.get("", summary="List the limits", responses=_ERRORS)
 async def limits(request: Request) -> LimitList:
-    """Return the caps that operators have set; agents may have others of their own."""
+    """Return the limits that operators have set; agents may have caps of their own."""
     return await _listed(request.app.state.store)
 
 
@@ -76,7 +90,20 @@ async def set_limit(body: SetLimit, request: Request) -> LimitList:
     return await _listed(store)
 
 
+@router.put("/tokens/{token}", summary="Set or remove the limit of a token", responses=_ERRORS)
+async def set_token_limit(token: _TokenName, body: SetTokenLimit, request: Request) -> LimitList:
+    """Set what may be open for the tokens of a name, in place of what was set, or remove it.
+
+    Groups that are open stay so. Answers with all limits that are set then.
+    """
+    require_admin(request)
+    store: Store = request.app.state.store
+    await store.limits.put_token(token, body.groups, body.ranks)
+    return await _listed(store)
+
+
 async def _listed(store: Store) -> LimitList:
+    caps, tokens = await store.limits.all(), await store.limits.of_tokens()
     return LimitList(
-        limits=[Limit(**each.to_dict(), text=str(each)) for each in await store.limits.all()]
+        limits=[Limit(**each.to_dict(), text=str(each)) for each in caps], tokens=tokens
     )

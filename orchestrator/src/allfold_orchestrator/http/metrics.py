@@ -21,6 +21,7 @@ from allfold_core.survival.suspicion import RecentMaximum
 from allfold_orchestrator import __version__, bodies
 from allfold_orchestrator.http import catalogue
 from allfold_orchestrator.links.control_links import ControlLinks
+from allfold_orchestrator.membership.admission import TokenLimit
 from allfold_orchestrator.membership.nodes import REASONS
 from allfold_orchestrator.service import Orchestrator
 from allfold_orchestrator.store.store import Store
@@ -100,6 +101,7 @@ class Stored:
     generation: int = 0
     nodes: list[bodies.NodeView] = field(default_factory=list)
     groups: list[bodies.GroupView] = field(default_factory=list)
+    tokens: list[TokenLimit] = field(default_factory=list)
 
 
 class Metrics:
@@ -160,6 +162,7 @@ class Metrics:
             (await self._store.lives.read()).generation,
             [each async for each in all_nodes(service)],
             [each async for each in _all_groups(service)],
+            await self._store.limits.of_tokens(),
         )
 
     def _look_at_process(self, values: Values) -> None:
@@ -230,6 +233,11 @@ def _look_at_stored(values: Values, stored: Stored) -> None:
         values.put(catalogue.GROUPS, phases[phase], phase)
     missing = sum(len(each.missing) for each in stored.groups if each.phase == "forming")
     values.put(catalogue.RANKS_MISSING, missing)
+    for each in stored.tokens:
+        for kind, most, count in each.kinds:
+            values.put(catalogue.TOKEN_OPEN, count, each.token, kind)
+            if most is not None:
+                values.put(catalogue.TOKEN_LIMIT, most, each.token, kind)
 
 
 def _present(nodes: Sequence[bodies.NodeView]) -> list[bodies.NodeView]:

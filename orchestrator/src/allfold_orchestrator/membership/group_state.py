@@ -206,6 +206,7 @@ class GroupState:
         term: the nodes that decide together in ``current``, until its last rank has left. Its
             seats are those of ``current``; without one, because the orchestrator lost it, they
             are what agents reported.
+        token: the name of the token for which it counts: that of whoever began its last formation.
     """
 
     group: str
@@ -214,6 +215,7 @@ class GroupState:
     forming: Formation | None = None
     current: Opening | None = None
     term: TermRecord | None = None
+    token: str = ""
 
     @property
     def is_free(self) -> bool:
@@ -246,6 +248,7 @@ class Join:
         links: used if this join opens a formation.
         store: its life now, where it is known.
         now: the store's time.
+        token: the name of its agent's token.
     """
 
     rank: int | None
@@ -254,6 +257,7 @@ class Join:
     links: LinkSettings = field(default_factory=LinkSettings)
     store: StoreLife | None = None
     now: float = 0.0
+    token: str = ""
 
     @property
     def generation(self) -> int:

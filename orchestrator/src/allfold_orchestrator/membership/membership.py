@@ -184,7 +184,8 @@ def _take_seat(state: GroupState, join: Join) -> Outcome:
         departed=forming.departed.without((join.rank,)),
         generation=max(forming.generation, join.generation),
     )
-    state, completed = _complete_if_possible(replace(state, forming=forming))
+    token = join.token if state.forming is None else state.token
+    state, completed = _complete_if_possible(replace(state, forming=forming, token=token))
     return state, (Seated(join.rank, forming.opening, ready=bool(completed)), *completed)
 
 

@@ -94,12 +94,13 @@ def reason_of(how: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NodeRecord:
-    """A node as it registered; ``lost_at`` and ``lost_how`` are set once its life is over."""
+    """A node as it registered, with a token of that name; how its life ended, once it is over."""
 
     info: NodeInfo
     registered_at: float
     lost_at: float | None = None
     lost_how: str = ""
+    token: str = ""
 
     def is_alive_as(self, incarnation: str) -> bool:
         return self.lost_at is None and self.info.incarnation == incarnation
@@ -116,7 +117,8 @@ class NodeRecord:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form, which :meth:`from_dict` reads."""
-        return {**asdict(self), "version": self.info.version}  # twice, as older replicas read it
+        data = {**asdict(self), "version": self.info.version}  # twice, as older replicas read it
+        return {name: data[name] for name in data if name != "token" or self.token}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> NodeRecord:

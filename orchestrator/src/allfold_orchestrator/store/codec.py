@@ -107,6 +107,7 @@ def _meta(state: GroupState) -> str:
             "last_epoch": state.last_opening,
             "recalled": state.recalled,
             "current": state.current.plan.opening if state.current else None,
+            "token": state.token,
             "forming": forming
             and {
                 "epoch": forming.opening,
@@ -193,6 +194,7 @@ def _assemble(
         recalled=meta["recalled"],
         forming=_formation(meta["forming"], seats, left) if meta["forming"] else None,
         current=None if meta["current"] is None else opening(meta["current"]),
+        token=meta.get("token", ""),
     )
 
 

@@ -20,6 +20,7 @@ from redis.exceptions import WatchError
 
 from allfold_core.errors import ServiceError
 from allfold_core.survival.term_record import Life
+from allfold_orchestrator.membership.admission import TokenLimit, refusal
 from allfold_orchestrator.membership.group_state import (
     AgentRegistered,
     AgentRegisters,
@@ -27,11 +28,11 @@ from allfold_orchestrator.membership.group_state import (
     Formation,
     GroupState,
     Instruction,
-    NodeInfo,
     NodesLost,
     Opening,
     PlanReady,
     RanksDeparted,
+    Rejected,
     Seated,
     SeatsFreed,
 )
@@ -42,6 +43,7 @@ from allfold_orchestrator.store import keys
 from allfold_orchestrator.store.batching import Batches
 from allfold_orchestrator.store.failures import store_errors, until_undisputed
 from allfold_orchestrator.store.life import Clock
+from allfold_orchestrator.store.limits import token_limits
 from allfold_orchestrator.store.records import Snapshot, load, queue_write, readable
 from allfold_orchestrator.store.redis_client import Client, Commands
 
@@ -51,7 +53,7 @@ MAX_CACHED_GROUPS = 1024
 PRUNED_AT_ONCE = 16
 
 
-EventOf = Callable[[NodeInfo], Event]
+EventOf = Callable[[NodeRecord], Event]
 """An event that is made from what the node registered, read in the same transaction."""
 
 
@@ -99,6 +101,7 @@ class _Write:
     replies: list[_Reply] = field(default_factory=list)
     seated: set[Life] = field(default_factory=set)
     freed: set[Life] = field(default_factory=set)
+    others: Mapping[str, TokenLimit] = field(default_factory=dict)
     completes: bool = False
     new_term: bool = False
 
@@ -116,11 +119,13 @@ class _Write:
             return
         if callable(event):
             assert record is not None, "an event is made from the node whose life it depends on"
-            event = event(record.info)
+            event = event(record)
         if isinstance(event, NodesLost):
             event = _without_living(event, nodes)
         before = self.state
         self.state, instructions = step(before, event)
+        if (error := refusal(before, self.state, self.others)) is not None:
+            self.state, instructions = before, (Rejected(error),)
         if self.state.term is not before.term:
             self.new_term = True
             self.freed |= _voters(before) - _voters(self.state)
@@ -246,6 +251,11 @@ class GroupStore:
             texts = await pipe.mget([keys.node(name) for name in names]) if names else []
             nodes = {name: readable(name, text) for name, text in zip(names, texts, strict=True)}
             write = _Write(old.state)
+            named = old.state.token or any(each and each.token for each in nodes.values())
+            joins = named and any(callable(request.event) for request in batch)
+            if joins and await pipe.hgetall(keys.TOKEN_LIMITS):
+                await pipe.watch(keys.SHARES)  # no other group takes meanwhile what is left
+                write.others = await token_limits(pipe, besides=group)
             for request in batch:
                 write.apply(request, nodes)
             if write.state is not old.state:

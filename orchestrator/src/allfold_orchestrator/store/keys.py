@@ -31,6 +31,10 @@ INCIDENT_TIMES = f"{PREFIX}incident_times"
 
 # Hash, what it is on -> JSON: the caps on what agents send. On the channel: they have changed.
 LIMITS = f"{PREFIX}limits"
+# Hash, name of tokens -> JSON: what those may have open who have one of them.
+TOKEN_LIMITS = f"{PREFIX}token_limits"
+# Hash, group -> JSON: what each open group takes of the limit of its token's name.
+SHARES = f"{PREFIX}shares"
 
 
 def group(name: str) -> str:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 
 from allfold_core.errors import ServiceError
 from allfold_core.schema import UnknownSchema
+from allfold_orchestrator.membership.admission import share_of
 from allfold_orchestrator.membership.group_state import GroupState
 from allfold_orchestrator.membership.nodes import NodeRecord
 from allfold_orchestrator.store import codec, keys, schemas
@@ -105,6 +106,10 @@ def queue_write(pipe: Pipeline, old: Snapshot, new: GroupState, now: float) -> S
     if _gravestone(new) != _gravestone(old.state):
         text, seconds = _gravestone(new)
         pipe.set(keys.tombstone(new.group), text, ex=seconds)
+    if (share := share_of(new)) != share_of(old.state):
+        pipe.hdel(keys.SHARES, new.group)
+        if share is not None:
+            pipe.hset(keys.SHARES, new.group, schemas.dump(schemas.SHARE, {"share": share}))
     if new.idle:
         pipe.expire(key, IDLE_RECORD_SECONDS)
         pipe.zadd(keys.IDLE, {new.group: now})

@@ -31,6 +31,8 @@ TOMBSTONE = Schema("tombstone of a group", 1)
 NODE = Schema("record of a node", 1)
 PROGRESS = Schema("record of a node's progress", 1)
 LIMIT = Schema("record of a limit", 1)
+TOKEN_LIMIT = Schema("record of a token's limit", 1)
+SHARE = Schema("record of a group's share", 1)
 
 
 def dump(schema: Schema, data: Mapping[str, Any]) -> str:
