@@ -33,7 +33,8 @@ T = TypeVar("T")
 
 GONE_SECONDS = 10.0
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-_READY_SECONDS, _END_SECONDS = 180.0, 300.0
+# Of many jobs at once, each imports torch three times.
+_READY_SECONDS, _END_SECONDS = 600.0, 600.0
 _LOOK_SECONDS = 0.1
 _RANKS = 2
 _CODE = re.compile(r"\[AF\d{3} \w+\]")
