@@ -220,6 +220,10 @@ BASE = Fingerprint(Kind.ALL_GATHER, None, DType.FLOAT32, (8,), -1, "auto")
             "all_reduce(premul_sum, factor=inf, float32[8])",
         ),
         (
+            {"kind": Kind.ALL_REDUCE, "reduce_op": ReduceOp.SUM, "quorum": Quorum(3, 0.5)},
+            "all_reduce(sum, float32[8], quorum=3, within=0.5)",
+        ),
+        (
             {"kind": Kind.ALL_TO_ALL, "counts": (1, 2, 0, 4)},
             "all_to_all(float32[*, 8], sends (1, 2) and receives (0, 4))",
         ),
@@ -227,3 +231,37 @@ BASE = Fingerprint(Kind.ALL_GATHER, None, DType.FLOAT32, (8,), -1, "auto")
 )
 def test_one_line_says_what_was_called(change: dict[str, Any], line: str) -> None:
     assert replace(BASE, **change).describe() == line
+
+
+def test_ranks_of_a_round_agree_on_all_but_their_weights() -> None:
+    light, heavy = (
+        replace(BASE, kind=Kind.ALL_REDUCE, reduce_op=ReduceOp.WEIGHTED_MEAN, factor=weight)
+        for weight in (0.5, 7.0)
+    )
+    assert light != heavy
+    assert light.common == heavy.common == replace(light, factor=1.0)
+
+
+def test_a_quorum_that_waits_no_time_is_no_fingerprint() -> None:
+    packed = replace(BASE, quorum=Quorum(2, 0.0)).pack()
+    with pytest.raises(ValueError, match="a quorum waits for some seconds"):
+        Fingerprint.unpack(packed)
+
+
+@pytest.mark.parametrize(
+    ("op", "feedback", "is_refused"),
+    [
+        (ReduceOp.SUM, 1, False),
+        (ReduceOp.WEIGHTED_MEAN, 1, False),
+        (ReduceOp.SUM, 0, True),
+        (ReduceOp.MAX, 1, True),
+        (None, 1, True),
+    ],
+)
+def test_a_sparse_format_is_for_sums_with_feedback(
+    op: ReduceOp | None, feedback: int, is_refused: bool
+) -> None:
+    kind = Kind.ALL_REDUCE if op else Kind.BROADCAST
+    call = replace(BASE, kind=kind, reduce_op=op, wire=Wire.TOPK, feedback=feedback)
+    assert bool(call.wire_refusal()) == is_refused
+    assert replace(call, wire=Wire.INT8).wire_refusal() is None

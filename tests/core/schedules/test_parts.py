@@ -21,6 +21,7 @@ from allfold_core.errors import InvalidArgument
 from allfold_core.operations import Fingerprint, Kind, ReduceOp
 from allfold_core.schedules.compiler import compile_program, compile_schedule
 from allfold_core.schedules.parts import (
+    OWN,
     PAIR_STRIDE,
     End,
     NodeParts,
@@ -34,6 +35,7 @@ from allfold_core.schedules.parts import (
     layout,
     output_numel,
     received,
+    with_weights,
 )
 from allfold_core.schedules.schedule import Program, Slice
 from allfold_core.schedules.verify import verify
@@ -414,3 +416,12 @@ def test_counts_must_fit_the_group(kind: Kind) -> None:
             match = f"{kind.label} of 3 ranks with {given_counts} counts"
             with pytest.raises(InvalidArgument, match=match):
                 check_counts(call, 3)
+
+
+def test_the_weights_of_a_round_lie_behind_its_elements_and_no_rank_brings_or_gets_them() -> None:
+    whole = layout(Kind.ALL_REDUCE, (10,), -1, ((0, 1), (2,)), 0)
+    placed = with_weights(whole, 3)
+    assert placed.weights == Slice(10, 16)
+    assert (placed.numel, placed.held) == (16, 16)
+    assert placed.parts == (*whole.parts, Part(Slice(10, 16), (End(OWN, 0),), ()))
+    assert [*placed.results] == [Slice(0, 10)]

@@ -36,8 +36,19 @@ def short(kind: Kind) -> Fingerprint:
         replace(SUM, kind=Kind.ALL_GATHER, reduce_op=None, shape=(SLOT_BYTES // 8 + 1,)),
         replace(SUM, kind=Kind.GATHER, reduce_op=None, root=1, shape=(SLOT_BYTES // 8 + 1,)),
         replace(SUM, shape=(1,) * 60),
+        replace(SUM, reduce_op=ReduceOp.WEIGHTED_MEAN),
     ],
-    ids=["long", "strategy", "wire", "feedback", "uneven", "all of them", "at the root", "deep"],
+    ids=[
+        "long",
+        "strategy",
+        "wire",
+        "feedback",
+        "uneven",
+        "all of them",
+        "at the root",
+        "deep",
+        "a round",
+    ],
 )
 def test_an_op_goes_by_the_long_lane(call: Fingerprint) -> None:
     assert not ALL_KINDS.serve(call.pack(), 2)
