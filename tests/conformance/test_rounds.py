@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,6 +16,12 @@ from tests.support.processes.ranks import Call, Job, RankPool, failures, results
 from tests.support.processes.services import Services
 
 SIZES = (1, 7, 1000, 300_007)
+
+
+@pytest.fixture(scope="module", params=["1x3", "1+2+3"])
+def shared_job(request: pytest.FixtureRequest, pool: RankPool) -> Iterator[Job]:
+    with pool.job(SHAPES[request.param], timeout=OP_SECONDS) as job:
+        yield job
 
 
 def ranks(job: Job) -> list[int]:
