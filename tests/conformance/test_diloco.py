@@ -10,6 +10,7 @@ from tests.conformance import diloco_programs as programs
 from tests.conformance.conftest import OP_SECONDS, SHAPES
 from tests.support.processes.ranks import RankPool, results
 from tests.support.processes.services import Services
+from tests.support.tiers import long
 
 EVERY, DELAY = programs.OPTIONS["every"], programs.OPTIONS["delay"]
 STEPS = 10 * EVERY
@@ -37,7 +38,7 @@ def test_synchronized_copies_have_the_same_bits_after_each_round_and_the_loss_fa
     assert told[0]["loss"] < told[0]["before"] / 4
 
 
-@pytest.mark.parametrize("on_loss", ["shrink", "raise"])
+@pytest.mark.parametrize("on_loss", ["shrink", long("raise")])
 def test_a_rank_that_dies_in_a_round_leaves_the_others_with_the_same_bits(
     pool: RankPool, on_loss: str
 ) -> None:

@@ -14,6 +14,7 @@ from tests.conformance import round_programs
 from tests.conformance.conftest import OP_SECONDS, SHAPES
 from tests.support.processes.ranks import Call, Job, RankPool, failures, results
 from tests.support.processes.services import Services
+from tests.support.tiers import long
 
 SIZES = (1, 7, 1000, 300_007)
 
@@ -163,7 +164,7 @@ def test_an_argument_that_rounds_do_not_have_is_named(job: Job) -> None:
         assert "did you mean 'weight'?" in failure.error.message
 
 
-@pytest.mark.parametrize("shape", ["2x2", "3x1"])
+@pytest.mark.parametrize("shape", ["2x2", long("3x1")])
 def test_a_round_that_loses_a_rank_is_the_mean_of_those_that_are_left(
     pool: RankPool, services: Services, shape: str
 ) -> None:
@@ -205,7 +206,7 @@ def rounds(job: Job, on: list[int], value: float, quorum: int, **options: Any) -
     ]
 
 
-@pytest.mark.parametrize("shape", ["1x3", "2x2", "3x1", "1+2+3"])
+@pytest.mark.parametrize("shape", ["1+2+3", long("1x3"), long("2x2"), long("3x1")])
 def test_a_round_waits_for_a_quorum_and_those_who_come_later_get_its_result(
     pool: RankPool, shape: str
 ) -> None:
@@ -260,7 +261,7 @@ def test_a_late_rank_that_calls_something_else_is_told_and_the_others_have_their
         assert job.run(round_programs.call) == [[1.5]] * 4
 
 
-@pytest.mark.parametrize("victim", ["leader", "late"])
+@pytest.mark.parametrize("victim", ["leader", long("late")])
 def test_a_round_without_late_ranks_survives_the_loss_of_a_node(
     pool: RankPool, services: Services, victim: str
 ) -> None:

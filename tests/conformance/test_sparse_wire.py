@@ -16,11 +16,12 @@ from tests.conformance.conftest import OP_SECONDS, SHAPES
 from tests.conformance.test_traffic import await_lane, edges, moved
 from tests.support.processes.ranks import Job, RankPool, failures
 from tests.support.processes.services import Services
+from tests.support.tiers import long
 
 BLOCK = Wire.TOPK.block
 
 
-@pytest.fixture(scope="module", params=["1x3", "3x1", "1+2+3"])
+@pytest.fixture(scope="module", params=[long("1x3"), long("3x1"), "1+2+3"])
 def shared_job(request: pytest.FixtureRequest, pool: RankPool) -> Iterator[Job]:
     with pool.job(SHAPES[request.param], timeout=OP_SECONDS) as job:
         yield job
