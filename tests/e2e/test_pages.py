@@ -83,6 +83,7 @@ def test_the_pages_show_what_they_should() -> None:
         "how-to-ddp.md",
         "how-to-fsdp2.md",
         "how-to-elastic.md",
+        "how-to-wan.md",
     }
 
 
