@@ -1,1 +1,1 @@
-"""What rounds must reach: computing, bytes, slow ranks, kills, and others in the same run."""
+"""Measures rounds: time spent computing, bytes, slow ranks, kills, and peers in the same run."""

@@ -47,7 +47,7 @@ class Orders:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a round has brought: the same on all ranks.
+    """The result of a round, which is the same on all ranks.
 
     Attributes:
         digest: of the mean.

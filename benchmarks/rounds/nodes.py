@@ -30,7 +30,7 @@ _SENT = re.compile(r'^allfold_agent_edge_bytes_total\{.*direction="out".*\} (\S+
 
 @dataclass(frozen=True)
 class Told:
-    """What the ranks have told.
+    """The reports of the ranks.
 
     Attributes:
         reports: by rank.

@@ -29,7 +29,7 @@ _GYM_HAS = ("DiLoCo", "SPARTA", "DeMo")
 
 @dataclass(frozen=True)
 class Orders:
-    """What a rank is to do.
+    """The orders of a rank.
 
     Attributes:
         steps: of each training.

@@ -36,7 +36,7 @@ _LEARNING_RATE = 0.05
 
 @dataclass(frozen=True)
 class Report:
-    """What a training has come to.
+    """The result of a training.
 
     Attributes:
         elapsed: seconds of all steps.
@@ -54,7 +54,7 @@ Batches = Iterator[tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class Training:
-    """What all ways to train have in common."""
+    """The part that all ways to train have in common."""
 
     group: allfold.Group
     model: nn.Module

@@ -20,7 +20,7 @@ _WARM_UP = 2
 
 @dataclass(frozen=True)
 class Orders:
-    """What a rank is to do.
+    """The orders of a rank.
 
     Attributes:
         period: seconds that this rank computes between two of its contributions.
@@ -41,7 +41,7 @@ class Orders:
 
 @dataclass
 class Report:
-    """What a rank has seen.
+    """The observations of a rank.
 
     Attributes:
         ended: when each round was waited for, in seconds of the machine's monotonic clock.

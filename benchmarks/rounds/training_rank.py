@@ -30,7 +30,7 @@ _GOES_ON, _IS_LAST = 1.0, 2.0
 
 @dataclass(frozen=True)
 class Orders:
-    """What a rank is to do.
+    """The orders of a rank.
 
     Attributes:
         numel: of the parameters, float32.
@@ -55,7 +55,7 @@ class Orders:
 
 @dataclass
 class Report:
-    """What a rank has measured.
+    """The measurements of a rank.
 
     Attributes:
         steps, elapsed: how many were computed, and the seconds that have passed meanwhile.

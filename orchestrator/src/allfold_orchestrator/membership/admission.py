@@ -13,7 +13,7 @@ from allfold_orchestrator.membership.group_state import GroupState
 
 @dataclass(frozen=True, slots=True)
 class TokenLimit:
-    """What may be open for a token's name, where ``None`` is any number; and what is."""
+    """The limits of a token's name (``None``: no limit), and the groups and ranks that are open."""
 
     token: str
     groups: int | None = None
@@ -27,7 +27,7 @@ class TokenLimit:
 
     @property
     def kinds(self) -> tuple[tuple[str, int | None, int], ...]:
-        """What is counted, each with how many may be open, and how many are."""
+        """Each kind that is counted, with its limit and the number that is open."""
         return ("groups", self.groups, self.open_groups), ("ranks", self.ranks, self.open_ranks)
 
 

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from allfold_core.agent_answers import GroupStatus, RecordedOp
+from allfold_core.agent_answers import GroupStatus, RecordedOp, RoundStatus
 from allfold_core.figures import GroupFigures, group_figures, link_figures
 from allfold_core.group_options import NAMES
 from allfold_core.in_flight import Activity, GroupMembers, activity
 from allfold_orchestrator.bodies import GroupView
 from allfold_orchestrator.observation.agents import AgentAnswer
 from allfold_orchestrator.observation.drawing import draw
-from allfold_orchestrator.observation.rounds import latest_rounds
 from allfold_orchestrator.observation.sentences import group_sentence, headline, worth_saying
 from allfold_orchestrator.observation.series import Series
 
 MAX_RANKED = 32
 """So many ranks are in the ranking of the slowest."""
+MAX_ROUNDS = 8
+"""So many of a group's latest rounds are shown."""
 
 Json = dict[str, Any]
 
@@ -154,7 +156,7 @@ def _group(
         "links": list(known.links) if known else [],
         "lanes": list(known.lanes) if known else [],
         "drawing": draw(nodes, view["tree_order"], last, root, measured.rates),
-        "rounds": latest_rounds(told),
+        "rounds": _latest_rounds(told),
         "last_op": None if last is None else _op(last, facts.at),
         "figures": _figures(figures),
         "stragglers": [asdict(each) for each in figures.ranks[:MAX_RANKED]] if figures else [],
@@ -236,3 +238,27 @@ def _add_traffic(nodes: Mapping[str, Json], rates: Mapping[tuple[str, str], floa
             nodes[source]["bytes_sent_per_second"] += rate
         if target in nodes:
             nodes[target]["bytes_received_per_second"] += rate
+
+
+def _latest_rounds(statuses: Iterable[GroupStatus]) -> list[Json]:
+    """Return the latest rounds, the newest first.
+
+    Args:
+        statuses: of one group, of its nodes.
+    """
+    told: defaultdict[int, list[RoundStatus]] = defaultdict(list)
+    for status in statuses:
+        for each in status.get("rounds", ()):
+            told[each["seq"]].append(each)
+    return [_merged_round(told[seq]) for seq in sorted(told, reverse=True)[:MAX_ROUNDS]]
+
+
+def _merged_round(parts: Sequence[RoundStatus]) -> Json:
+    """Put together one round: its late ranks and its bytes each node knows of its own alone."""
+    return {
+        **parts[0],
+        "late": sorted({rank for each in parts for rank in each["late"]}),
+        "sent_bytes": sum(each["sent_bytes"] for each in parts),
+        "seconds": max(each["seconds"] for each in parts),
+        "ended_at": max(each["ended_at"] for each in parts),
+    }
