@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from itertools import repeat
+from pathlib import Path
 from select import select
 from threading import Event, Lock
 from typing import Any
@@ -200,6 +201,16 @@ class Handing:
         monkeypatch.setattr(Operands, "hand_out", hand_out)
 
 
+def more_than_sockets_hold() -> int:
+    """Return so many elements that a connection whose receiver reads no more cannot take them all.
+
+    The kernel lets the memory of both ends grow to the last of the three numbers.
+    """
+    limits = (Path("/proc/sys/net/ipv4", name).read_text() for name in ("tcp_rmem", "tcp_wmem"))
+    held = sum(int(each.split()[-1]) for each in limits)
+    return 2_000_000 + held // np.dtype(np.float32).itemsize
+
+
 def late() -> PeerMissing:
     return PeerMissing("too late", missing_ranks=[0])
 
@@ -216,7 +227,7 @@ def test_a_rank_hears_of_a_failure_when_nothing_is_handed_out_to_it_any_more(
 ) -> None:
     """From then on the rank may use its memory for something else."""
     handing = Handing(monkeypatch, at)
-    numel = 2_000_000  # more than sockets hold, so that the root is not done
+    numel = more_than_sockets_hold()  # so that the root is not done
     with local_groups([[0], [1]], wire=DamagedWire(repeat(None))) as local:
         rank = local.ranks[1]
         broadcast(local, 0, numel)
