@@ -27,7 +27,7 @@ from allfold_core.protocol.rank_messages import (
 SECONDS = 20.0
 # What the memory for a result holds before.
 UNWRITTEN = -12345.0
-_ROOM = 1 << 25
+_ROOM = 1 << 28  # virtual: what is not used takes no memory
 
 
 def session_of(rank: int) -> str:
