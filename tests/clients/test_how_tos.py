@@ -36,7 +36,8 @@ import ignite.distributed as idist
 import torch.distributed as dist
 from torch import nn
 dist.init_process_group("allfold")
-print("wrapped", type(idist.auto_model(nn.Linear(2, 2))).__name__)
+name = type(idist.auto_model(nn.Linear(2, 2))).__name__
+print(f"wrapped {name}")  # one write, as both ranks share the pipe
 dist.destroy_process_group()
 """
 
