@@ -40,6 +40,10 @@ def main(rank):
 
 with multiprocessing.get_context("fork").Pool(2) as pool:
     pool.map(main, range(2), chunksize=1)
+    # Not by a signal: torch's launcher has left a handler of SIGTERM, and a worker that is just
+    # about to wait for more would not run it.
+    pool.close()
+    pool.join()
 """
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(6 * SECONDS)]

@@ -24,6 +24,7 @@ def digest_of(w: World) -> object:
         (w.record, w.recalled, frozenset(w.reported), w.generation, w.orch),
         (frozenset(w.dead), frozenset(w.called), frozenset(w.inside)),
         _of_members(w) if w.s.max_world is not None else None,
+        w.quorums.key() if w.s.quorum is not None else None,
         frozenset(w.told.items()),
         frozenset((key, frozenset(nodes)) for key, nodes in w.started.items()),
         frozenset((key, frozenset(nodes)) for key, nodes in w.closings.items()),
@@ -46,7 +47,8 @@ def _of_leader(w: World, t: int) -> tuple[object, ...]:
     leader = w.leaders[t]
     news = (tuple(leader._dead), tuple(leader._doubts), tuple(leader._later))
     layouts = (leader._layout, leader._later_layout)
-    return (leader.round, leader.gathering, news, layouts)
+    unwaited = (tuple(leader._unwaited), leader._has_unwaited)
+    return (leader.round, leader.gathering, news, layouts, unwaited)
 
 
 def _of_agent(w: World, n: int) -> object:

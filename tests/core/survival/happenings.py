@@ -11,7 +11,7 @@ from allfold_core.survival.leader_machine import LeaderMachine
 from allfold_core.survival.records import Term
 from allfold_core.survival.reports import Doubt, Install, OpState, Reason, Wishes
 from allfold_core.topology import Layout
-from tests.core.survival import joining
+from tests.core.survival import joining, quorums
 from tests.core.survival.data_plane import Action, data_actions, do
 from tests.core.survival.scenario import name, number
 from tests.core.survival.world import WishesOf, World
@@ -38,6 +38,7 @@ def node_actions(w: World) -> Iterator[Action]:
     for rank, seq in w.s.later_calls:
         if w.s.rank_node[rank] in live and w.may_call(rank, seq):
             yield f"rank {rank} calls op {seq}", False, do(World.call, rank, seq)
+    yield from quorums.endings(w)
     yield from joining.commits(w)
     yield from joining.waits_for_others(w)
     for n in live:

@@ -9,6 +9,7 @@ from allfold_core.survival.agent_machine import AgentMachine
 from allfold_core.survival.instructions import Start
 from allfold_core.survival.records import Epoch, Seat
 from allfold_core.survival.reports import may_shrink
+from tests.core.survival.quorums import waits_for_silent_ranks
 from tests.core.survival.scenario import name
 from tests.support.state_search import Violation
 
@@ -139,7 +140,8 @@ def check_end(w: World) -> None:
             raise Violation(f"I4: node {n} stays frozen")
         for rank, k in w.called:
             mine = w.s.rank_node[rank] == n and rank not in w.dead
-            if mine and (n, k) not in w.told and not _waits_for_ranks(w, me.epoch):
+            may_wait = _waits_for_ranks(w, me.epoch) or waits_for_silent_ranks(w, n, k)
+            if mine and (n, k) not in w.told and not may_wait:
                 raise Violation(f"I4: op {k} never ends on node {n}: {me.ops.get(k)}")
         for rank in w.ready:
             mine = w.s.rank_node[rank] == n and rank not in w.dead

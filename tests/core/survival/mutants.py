@@ -30,6 +30,7 @@ from allfold_core.survival.reports import (
     OpReport,
     OpState,
     Outcome,
+    Report,
     Run,
     Wishes,
     is_replicated,
@@ -157,6 +158,28 @@ class BeginsWithoutTheRoot(AgentMachine):
         )
 
 
+class ForgetsCallsInPlace(AgentMachine):
+    """An op still waits for the rank."""
+
+    def _stand_in(
+        self, seq: int, entry: OpEntry, absent: frozenset[str], call: Call
+    ) -> Iterator[Instruction]:
+        called = dict(entry.calls)
+        yield from super()._stand_in(seq, entry, absent, call)
+        entry.calls = called
+
+
+class CallsInPlaceOfAll(AgentMachine):
+    """Also of a rank that has called since the report."""
+
+    def _stand_in(
+        self, seq: int, entry: OpEntry, absent: frozenset[str], call: Call
+    ) -> Iterator[Instruction]:
+        meanwhile = {s: entry.calls.pop(s) for s in absent & entry.calls.keys()}
+        yield from super()._stand_in(seq, entry, absent, call)
+        entry.calls |= meanwhile
+
+
 class StaysForTheNextBoundary(AgentMachine):
     """Its ranks stay at a boundary while there is any, and not while it is the one they came to."""
 
@@ -184,6 +207,16 @@ class MajorityDecides(LeaderMachine):
 class ForgetsDeathsWhileGathering(LeaderMachine):
     def down(self, dead: Mapping[str, str]) -> list[Freeze]:
         return [] if self.gathering else super().down(dead)
+
+
+class ForgetsQuorums(LeaderMachine):
+    """An op need not wait in one round, and has to in the next."""
+
+    def report(self, report: Report) -> list[Install | Freeze]:
+        made = super().report(report)
+        if made:
+            self._unwaited = {}
+        return made
 
 
 class ForgetsWishesWhileGathering(LeaderMachine):
@@ -255,6 +288,22 @@ def lowest_floor(self: Any) -> int:
     """Ops above the lowest floor are decided, and not above the highest."""
     floor: int = min(report.floor for report in self.reports.values())
     return floor
+
+
+def wait_for_all(self: Any, seq: int, outcome: Outcome | None) -> Outcome | None:
+    return outcome
+
+
+def count_the_lost(self: Any, seq: int, outcome: Outcome | None) -> Outcome | None:
+    """Who has called counts, though it is lost and its input with it."""
+    if not isinstance(outcome, Run) or seq not in self.evidence.quorums:
+        return outcome
+    calls = {s: call for r in self.evidence.of(seq).values() for s, call in r.calls.items()}
+    call = next(iter(calls.values()), None)
+    if call is None or len(calls) < call.fingerprint.quorum.ranks:
+        return outcome
+    sessions = {**self.evidence.known, **self.known}[outcome.stamp].sessions
+    return replace(outcome, absent=sessions.difference(calls), call=call)
 
 
 REAL_EPOCH = Evidence.epoch_without_the_lost
@@ -351,6 +400,17 @@ CASES = {
     ),
     "the end of a boundary is missed": Case(
         "deep: commits", Mutant(agent=StaysForTheNextBoundary), seed=7
+    ),
+    "quorums are forgotten": of_leader("quorum, a silent rank", ForgetsQuorums),
+    "all are waited for": of_decision(
+        "quorum, a silent rank", Round, "_without_the_late", wait_for_all
+    ),
+    "the lost count": of_decision(
+        "quorum, rank dies before anybody starts", Round, "_without_the_late", count_the_lost
+    ),
+    "calls in place do not count": of_agent("quorum, a silent rank", ForgetsCallsInPlace),
+    "ranks that have called are called in place of": of_agent(
+        "quorum, a late rank", CallsInPlaceOfAll
     ),
     "errors are not adopted": of_decision(LATE, decision, "_adopt_error", nothing),
     "results do not go forward": of_decision(SUM, Round, "_go_forward", nothing),

@@ -44,6 +44,8 @@ class Scenario:
         max_world: of the group; ``None`` of one that takes in nobody.
         commits: ops before which every rank commits its state; with any, members change only there.
         leavers: ranks that want to leave at a commit.
+        quorum: how many ranks have to call an op; ``None``: all.
+        silent: ranks that call nothing, and live.
     """
 
     name: str
@@ -66,6 +68,8 @@ class Scenario:
     max_world: int | None = None
     commits: tuple[int, ...] = ()
     leavers: tuple[int, ...] = ()
+    quorum: int | None = None
+    silent: tuple[int, ...] = ()
     orchestrator: bool = True
     orch_crashes: int = 0
 

@@ -299,6 +299,51 @@ JOINS = [
     ),
 ]
 SCENARIOS += JOINS
+QUORUMS = [
+    Scenario(
+        "quorum, a late rank",
+        nodes=2,
+        rank_node=(0, 1, 1),
+        kinds=("ar",),
+        quorum=2,
+        late=((2, 0),),
+    ),
+    Scenario("quorum, a silent rank", nodes=2, rank_node=(0, 1, 1), quorum=2, silent=(2,)),
+    Scenario("quorum, a late node, crash", quorum=2, late=((2, 0), (2, 1)), crashes=1),
+    Scenario("quorum, a late node, crash, raise", quorum=2, late=((2, 1),), crashes=1, raises=True),
+    Scenario("quorum, a silent leader, crash", quorum=2, silent=(0,), crashes=1),
+    Scenario(
+        "quorum, a late rank, rank dies",
+        rank_node=TWO,
+        kinds=("ar",),
+        quorum=2,
+        mortal=(1, 3),
+        late=((0, 0), (2, 0), (3, 0)),
+        rank_deaths=1,
+    ),
+    Scenario(
+        "quorum, rank dies before anybody starts",
+        nodes=2,
+        rank_node=(0, 0, 1, 1),
+        kinds=("ar",),
+        quorum=2,
+        silent=(1,),
+        mortal=(2,),
+        late=((3, 0),),
+        rank_deaths=1,
+    ),
+    Scenario("quorum, false suspicion", kinds=("ar",), quorum=2, silent=(2,), false=1),
+    Scenario(
+        "quorum, messages arrive twice",
+        kinds=("ar",),
+        quorum=2,
+        late=((1, 0), (2, 0)),
+        verdicts=1,
+        again=1,
+        crashes=1,
+    ),
+]
+SCENARIOS += QUORUMS
 # The faults of the deep searches.
 _DEEP_FAULTS = Scenario(
     "deep",
@@ -360,3 +405,19 @@ DEEP = [
     ]
 ]
 DEEP += JOIN_DEEP
+DEEP += [
+    replace(
+        DEEP[0],
+        name=f"deep: quorum{name}",
+        kinds=("ar", "ar", "ar"),
+        raises=raises,
+        quorum=3,
+        silent=silent,
+        late=((4, 0), (3, 1), (4, 1), (5, 1), (3, 2), (4, 2), (5, 2)),
+    )
+    for name, silent, raises in [
+        ("", (1,), False),
+        (", raise", (), True),
+        (", leader", (0,), False),
+    ]
+]

@@ -49,6 +49,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         joiners=joiners,
         max_world=len(ranks) if joiners else None,
         commits=(1, 3) if commits else (),
+        quorum=draw(st.sampled_from([None, None, 2, len(ranks) - 1])),
     )
 
 

@@ -48,9 +48,10 @@ def decision(
         ops = {0: OpReport(OpState.OPEN, None, calls)} if calls else {}
         gone = {s: "died" for s in dead if NODES[s] == node}
         reports[node] = Report(node, TERM, 1, EPOCH, (), gone, -1, {}, ops)
-    doubts = {0: Doubt(0, reason, 2.5)}
+    quorums = frozenset({0} if reason is Reason.QUORUM else ())
+    doubts = {} if quorums else {0: Doubt(0, reason, 2.5)}
     policy = policy_with(on_loss="shrink")
-    return decide(policy, TERM, 1, reports, doubts, lambda *_: None)
+    return decide(policy, TERM, 1, reports, doubts, lambda *_: None, None, quorums)
 
 
 def outcome_of(install: Install) -> Run:
@@ -89,12 +90,12 @@ def test_an_op_that_has_a_result_or_an_error_keeps_it_whoever_is_late(state: OpS
     calls = {s: call for s in SESSIONS if NODES[s] == "a"}
     held = Report("a", TERM, 1, EPOCH, (), {}, -1, {}, {0: OpReport(state, EPOCH.stamp, calls)})
     reports = {n: Report(n, TERM, 1, EPOCH, (), {}, -1, {}, {}) for n in TERM.voters} | {"a": held}
-    doubts = {0: Doubt(0, Reason.QUORUM)}
     policy = policy_with(on_loss="shrink")
-    install = decide(policy, TERM, 1, reports, doubts, lambda *_: None)
+    judge, quorums = (lambda *_: None), frozenset({0})
+    install = decide(policy, TERM, 1, reports, {}, judge, None, quorums)
     assert install.outcomes[0] == Forward(EPOCH.stamp, ("a",))
     failed = replace(held, ops={0: OpReport(OpState.FAILED, None, calls, "{}", 0)})
-    install = decide(policy, TERM, 1, {**reports, "a": failed}, doubts, lambda *_: None)
+    install = decide(policy, TERM, 1, {**reports, "a": failed}, {}, judge, None, quorums)
     assert install.outcomes[0] == Fail("{}", 0)
 
 
@@ -169,17 +170,43 @@ def test_what_is_run_again_counts_the_calls_in_place_of_ranks() -> None:
 # On the leader
 
 
-def test_any_other_doubt_of_an_op_is_judged_rather_than_that_its_quorum_is_there() -> None:
+def gathering() -> LeaderMachine:
+    """The leader of the second term, in its first round."""
+    term = Term(2, 0, ("a", "b"), (0, 0))
+    return LeaderMachine(policy_with(), term, EPOCH, lambda *_: None, gathering=True)
+
+
+def end_round(leader: LeaderMachine, call: Call | None = None) -> list[Install | Freeze]:
+    """All nodes report; of op 0, that one rank has called it."""
+    for node in leader.term.voters:
+        ops = {0: OpReport(OpState.OPEN, None, {"r2": call})} if call and node == "a" else {}
+        report = Report(node, leader.term, leader.round, EPOCH, (), {}, -1, {}, ops)
+        made = leader.report(report)
+    return made
+
+
+def test_a_round_judges_an_op_even_if_its_quorum_is_there() -> None:
     for doubts in (
         [Doubt(0, Reason.QUORUM), Doubt(0, Reason.FAILED, error="{}")],
         [Doubt(0, Reason.FAILED, error="{}"), Doubt(0, Reason.QUORUM)],
     ):
-        leader = LeaderMachine(
-            policy_with(), Term(2, 0, ("a", "b"), (0, 0)), EPOCH, lambda *_: None, gathering=True
-        )
+        leader = gathering()
         for doubt in doubts:
             assert leader.doubt(doubt) == []
-        for node in ("a", "b"):
-            made = leader.report(Report(node, leader.term, 0, EPOCH, (), {}, -1, {}, {}))
-        assert made[-1] == Freeze(2, 1)
+        assert end_round(leader)[-1] == Freeze(2, 1)
         assert [each.reason for each in leader.doubts] == [Reason.FAILED]
+
+
+def test_an_op_that_need_not_wait_needs_not_in_later_rounds_either() -> None:
+    """A node that is asked for its next report first never gets the decision."""
+    leader = gathering()
+    leader.doubt(Doubt(0, Reason.QUORUM))
+    end_round(leader, wanted(1))
+    first, *rest = end_round(leader, wanted(1))
+    assert isinstance(first, Install)
+    assert outcome_of(first).absent
+    assert not rest
+    assert leader.down({"r0": "died"}) == [Freeze(2, 2)]
+    again, *_ = end_round(leader, wanted(1))
+    assert isinstance(again, Install)
+    assert outcome_of(again).absent == outcome_of(first).absent

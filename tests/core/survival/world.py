@@ -32,6 +32,7 @@ from tests.core.survival.invariants import (
     check_start,
     note_seats,
 )
+from tests.core.survival.quorums import Quorums, note_call_in_place, with_quorum
 from tests.core.survival.scenario import FAITHFUL, KINDS, Mutant, Scenario, name, number
 from tests.support.state_search import Violation
 
@@ -139,6 +140,7 @@ class World:
         self.sent: set[News] = set()
         self.arrived: set[News] = set()
         self.completed_in: set[int] = set()
+        self.quorums = Quorums()
         s = scenario
         self.budget = {
             "crash": s.crashes,
@@ -154,7 +156,7 @@ class World:
             note_seats(self, n, epoch)
         for seq in range(len(s.kinds)):
             for rank in s.founders:
-                if (rank, seq) not in s.later_calls:
+                if (rank, seq) not in s.later_calls and rank not in s.silent:
                     self.call(rank, seq)
         self.settle()
 
@@ -180,6 +182,7 @@ class World:
         other.epochs = dict(self.epochs)
         other.sent, other.arrived = set(self.sent), set(self.arrived)
         other.completed_in = set(self.completed_in)
+        other.quorums = self.quorums.copy()
         other.budget = dict(self.budget)
         return other
 
@@ -309,8 +312,12 @@ class World:
             elif isinstance(each, agent.SendReport):
                 report = each.report
                 self.reports[self.terms.index(report.term), report.round, n] = report
+            elif isinstance(each, agent.SendDoubt) and each.doubt.quorum:
+                self.quorums.tell(n, each.doubt)
             elif isinstance(each, agent.SendDoubt):
                 self.sent.add((self.term_of(n), each.doubt))
+            elif isinstance(each, agent.CallInPlace):
+                note_call_in_place(self, n, each)
             elif isinstance(each, agent.SendDown):
                 self.sent |= {(self.term_of(n), session) for session, _ in each.dead}
             elif isinstance(each, agent.SendWishes):
@@ -376,11 +383,13 @@ class World:
     def call(self, rank: int, seq: int) -> None:
         view, n = self.view(rank), self.s.rank_node[rank]
         self.called.add((rank, seq))
+        if (rank, seq) in self.quorums.in_place:
+            return  # its node has called in its place, and keeps the outcome for it
         what, told, _ = self.told.get((n, seq), ("", "", 0))
         failed = self.agents[n].failure(seq)
         if what == "error" and (failed is None or failed.error != told):
             raise Violation(f"I5: node {n} does not know the error of op {seq} any more")
-        call = call_of(KINDS[self.s.kinds[seq]], view)
+        call = with_quorum(call_of(KINDS[self.s.kinds[seq]], view), self.s.quorum)
         self.carry_out(n, self.agents[n].call(seq, f"r{rank}", call))
 
     # What must hold

@@ -90,6 +90,7 @@ def decide(
     doubts: Mapping[int, Doubt],
     judge: Judge,
     layout: Layout | None = None,
+    quorums: frozenset[int] = frozenset(),
 ) -> Install:
     """Return the decision of a round.
 
@@ -97,8 +98,9 @@ def decide(
         term: whose round it is.
         number: of the round.
         reports: of every voter of the term.
-        doubts: of ops that are to be judged, or whose quorum is there, by number.
+        doubts: of ops that are to be judged, by number.
         layout: the order of nodes from now on, for ops that nobody has started; ``None`` keeps it.
+        quorums: the ops that need not wait for all ranks any more.
     """
     base = max((report.epoch for report in reports.values()), key=lambda epoch: epoch.stamp)
     dead = {session: how for report in reports.values() for session, how in report.dead.items()}
@@ -107,8 +109,6 @@ def decide(
         return _end(policy, stamp, dead)
     wishes = {node: report.wishes for node, report in reports.items()}
     change = possible_change(policy, term, base, wishes, dead)
-    quorums = frozenset(seq for seq, each in doubts.items() if each.reason is Reason.QUORUM)
-    doubts = {seq: each for seq, each in doubts.items() if seq not in quorums}
     evidence = Evidence(policy, term, base, dead, reports, doubts, judge, quorums)
     if evidence.has_lost:
         change = None  # a round that has lost ranks admits nobody

@@ -51,6 +51,10 @@ class LeaderMachine:
         self._dead: dict[str, str] = {}
         self._doubts: dict[int, Doubt] = {}
         self._later: dict[int, Doubt] = {}
+        # Kept until these ops are over: a node that was asked for its next report before it got the
+        # decision has not called in place of its late ranks.
+        self._unwaited: dict[int, Doubt] = {}
+        self._has_unwaited = False  # of which no round knows yet
         self._layout: Layout | None = None
         self._later_layout: Layout | None = None
         self._has_lane = False
@@ -63,6 +67,7 @@ class LeaderMachine:
         other._dead = dict(self._dead)
         other._doubts = dict(self._doubts)
         other._later = dict(self._later)
+        other._unwaited = dict(self._unwaited)
         other._wishes = dict(self._wishes)
         other._wishes_since = dict(self._wishes_since)
         return other
@@ -83,7 +88,11 @@ class LeaderMachine:
         return self._begin_if_idle()
 
     def doubt(self, doubt: Doubt) -> list[Freeze]:
-        """An op is to be judged (DOUBT)."""
+        """An op is to be judged (DOUBT), or need not wait for all ranks any more."""
+        if doubt.reason is Reason.QUORUM:
+            self._unwaited[doubt.seq] = doubt
+            self._has_unwaited = True
+            return self._begin_if_idle()
         before = self._later.get(doubt.seq)
         if before is None or _says_more(doubt, before):
             self._later[doubt.seq] = doubt
@@ -117,6 +126,7 @@ class LeaderMachine:
             self._doubts,
             self._judge,
             self._layout,
+            frozenset(self._unwaited),
         )
         self.gathering = False
         self.epoch = install.epoch
@@ -126,6 +136,7 @@ class LeaderMachine:
             self._wishes = {n: replace(each, lane=False) for n, each in self._wishes.items()}
         self._wishes |= self._wishes_since
         self.reports, self._doubts = {}, {}
+        self._unwaited = {k: each for k, each in self._unwaited.items() if k > install.floor}
         for session in install.dead:
             self._dead.pop(session, None)
         return [install, *self._begin_if_idle()]
@@ -136,24 +147,22 @@ class LeaderMachine:
         return is_due(self.policy, self.term, self.epoch, self._wishes)
 
     def _begin_if_idle(self) -> list[Freeze]:
-        if self.gathering or not (
-            self._dead or self._later or self._later_layout or self._is_change_due()
-        ):
+        news = self._dead or self._later or self._later_layout or self._has_unwaited
+        if self.gathering or not (news or self._is_change_due()):
             return []
         self.round += 1
         self.gathering = True
         self._wishes_since = {}
         self._dead = {}  # whoever told of them says so in his report, too
         self._doubts, self._later = self._later, {}
+        self._has_unwaited = False
         self._layout, self._later_layout = self._later_layout, None
         return [Freeze(self.term.number, self.round)]
 
 
 def _says_more(doubt: Doubt, before: Doubt) -> bool:
     """Return True if a doubt of an op has to be judged rather than an earlier one."""
-    if doubt.reason is Reason.QUORUM:
-        return False
-    if before.reason in (Reason.MISMATCH, Reason.STALE, Reason.QUORUM):
-        return True  # the calls show the first two without a doubt, too; the last one comes again
+    if before.reason in (Reason.MISMATCH, Reason.STALE):
+        return True  # the calls show it without a doubt, too
     # The attempt of the earlier one may be over; a doubt of the op itself always counts.
     return before.stamp is not None and (doubt.stamp is None or doubt.stamp > before.stamp)

@@ -101,10 +101,9 @@ class QuorumCounts:
         self._waiting.add(doubt.seq)
         return True
 
-    def waited(self, seq: int) -> int:
-        """The others were given their time; return how many ranks have called by now."""
+    def waited(self, seq: int) -> None:
+        """The others were given their time."""
         self._waiting.discard(seq)
-        return sum(self._calls.get(seq, {}).values())
 
     def forget(self, floor: int) -> None:
         """Forget all ops up to ``floor``, which are final on all nodes."""
@@ -208,8 +207,9 @@ class RoundLeader:
     def _begin_without_the_late(self, machine: LeaderMachine, doubt: Doubt) -> None:
         if self._machine is not machine:
             return  # the next leader is told of the calls, and waits as long
-        called = self._quorums.waited(doubt.seq)
-        if called < len(machine.epoch.seats) and self._voter.machine.is_open(doubt.seq):
+        self._quorums.waited(doubt.seq)
+        # Even if as many have called as there are ranks: some of them may be lost.
+        if self._voter.machine.is_open(doubt.seq):
             self._act(machine, machine.doubt(doubt))
 
     def release(self, floor: int) -> None:
