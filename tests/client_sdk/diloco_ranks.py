@@ -31,16 +31,27 @@ class Call:
 
 
 @dataclass
+class Late:
+    """What a round that has not waited for its rank tells it."""
+
+    mean: float
+    behind: int
+    kept: bool = False
+
+
+@dataclass
 class Ranks:
     """Where the rounds of all ranks meet.
 
     Attributes:
         number: of ranks.
         fails: by number of a round, what its first wait raises, and whether it is over then.
+        late: by number of a round, what it tells a rank that comes late.
     """
 
     number: int
     fails: dict[int, tuple[Exception, bool]] = field(default_factory=dict)
+    late: dict[int, Late] = field(default_factory=dict)
     _met: Condition = field(default_factory=Condition)
     _rounds: list[dict[int, tuple[np.ndarray, float]]] = field(default_factory=list)
 
@@ -101,10 +112,14 @@ class FakeRound:
             error, self._is_over = self._error
             self._error = None
             raise error
-        self._tensor.copy_(torch.from_numpy(self._ranks.mean(self._number)))
         self._is_over = True
+        if (late := self._ranks.late.get(self._number)) is not None:
+            self._tensor.fill_(late.mean)
+            told = (False, late.kept, late.behind)
+            return RoundResult(self._tensor, 0, (0.0, 1.0), (1,), *told, 0, 0.0, 0.0)
+        self._tensor.copy_(torch.from_numpy(self._ranks.mean(self._number)))
         there = tuple(range(self._ranks.number))
-        return RoundResult(self._tensor, 0, (1.0,) * len(there), there, True, 0, 0, 0.0, 0.0)
+        return RoundResult(self._tensor, 0, (1.0,) * len(there), there, True, False, 0, 0, 0.0, 0.0)
 
 
 def model_of(sizes: Sequence[int], dtype: torch.dtype = torch.float32) -> nn.ParameterList:

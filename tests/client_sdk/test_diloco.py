@@ -9,7 +9,7 @@ import torch
 
 from allfold.diloco import DiLoCo
 from allfold_core.errors import InvalidArgument, PeerLost, PeerMissing
-from tests.client_sdk.diloco_ranks import FakeGroup, Ranks, add, model_of, reference
+from tests.client_sdk.diloco_ranks import FakeGroup, Late, Ranks, add, model_of, reference
 
 SIZES = (3, 5, 2, 6, 4)
 EXACT: dict[str, Any] = {"outer_lr": 0.5, "momentum": 0.5}
@@ -164,6 +164,46 @@ def test_a_round_that_is_undecided_is_waited_for_once_more() -> None:
         return numbers(model, diloco)[0][0]
 
     assert Ranks(2, fails={0: (undecided, False)}).run(program) == [4.5, 4.5]
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_late_rank_goes_on_where_the_others_are_and_loses_no_work(kept: bool) -> None:
+    """Two rounds more were done without it; its work is in its next Δ, or its node has it."""
+
+    def program(group: FakeGroup) -> None:
+        options = {"every": 2, "outer_lr": 1.0, "momentum": 0.0, "quorum": 1, "within": 5.0}
+        model, diloco = made(group, (4,), **options)
+        add(model, 1.0)
+        assert diloco.step() == []
+        add(model, 1.0)
+        assert [each.behind for each in diloco.step()] == [2, 1, 0]
+        assert diloco.steps == 6
+        own = 0.0 if kept else 2.0
+        assert numbers(model, diloco) == [[3.0], [3.0 + own]]
+        add(model, 2.0)
+        diloco.step()
+        diloco.step()
+        assert numbers(model, diloco) == [[5.0 + own], [5.0 + own]]
+        told = [(call.options["weight"], call.options["quorum"]) for call in group.calls]
+        assert told == [(1.0, 1), (0.0, 1), (0.0, 1), (1.0, 1)]
+
+    late = {0: Late(-1.0, 2, kept), 1: Late(-1.0, 1), 2: Late(-1.0, 0)}
+    Ranks(1, late=late).run(program)
+
+
+def test_a_round_that_was_called_meanwhile_is_not_caught_up_with_again() -> None:
+    """The result of a fragment's round is as old as its delay."""
+
+    def program(group: FakeGroup) -> None:
+        model, diloco = made(group, (4, 4), every=4, fragments=2, delay=3, quorum=1, within=5.0)
+        told = []
+        for step in range(1, 9):
+            add(model, 1.0)
+            told += [(step, each.behind) for each in diloco.step()]
+        assert told == [(5, 1), (7, 0)]
+        assert diloco.steps == 8
+
+    Ranks(1, late={0: Late(-1.0, 1), 1: Late(-1.0, 0)}).run(program)
 
 
 def test_who_takes_over_the_state_goes_on_as_the_others_do() -> None:

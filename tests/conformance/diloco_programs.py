@@ -44,9 +44,9 @@ def _digest(diloco: DiLoCo) -> str:
 class Training:
     """One rank's training, and what it has seen of the rounds."""
 
-    def __init__(self, seed: int, group: allfold.Group | None = None) -> None:
+    def __init__(self, seed: int, group: allfold.Group | None = None, **more: Any) -> None:
         self.model = _model()
-        self.diloco = DiLoCo(self.model, group, **OPTIONS)
+        self.diloco = DiLoCo(self.model, group, **OPTIONS | more)
         self.errors: list[list[Any]] = []
         self.rounds: list[list[Any]] = []
         self._optimizer = torch.optim.AdamW(self.model.parameters(), 0.03)
@@ -93,6 +93,23 @@ def train(group: allfold.Group, steps: int, dies: list[int] | None = None) -> di
         if dies == [me, step]:
             os.kill(os.getpid(), signal.SIGKILL)
     return training.outcome() | {"before": before}
+
+
+TRAININGS: dict[str, Training] = {}  # by group, of this rank
+
+
+def train_until(group: allfold.Group, steps: int, **options: Any) -> dict[str, Any]:
+    """Train until so many steps were counted, and return what was new; a later call goes on."""
+    if group.name not in TRAININGS:
+        TRAININGS[group.name] = Training(group.rank, group, **options)
+    training = TRAININGS[group.name]
+    began, told = training.diloco.steps, len(training.rounds)
+    done = 0
+    while training.diloco.steps < steps:
+        training.step()
+        done += 1
+    new = training.outcome()
+    return new | {"began": began, "done": done, "rounds": training.rounds[told:]}
 
 
 def train_elastic(name: str, agent: str, steps: int, awaits: int, **options: Any) -> dict[str, Any]:

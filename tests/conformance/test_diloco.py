@@ -82,3 +82,23 @@ def test_a_rank_that_joins_goes_on_with_the_parameters_and_the_schedule_of_the_o
     theirs, its = told[0]["rounds"], told[2]["rounds"]
     assert its == theirs[-len(its) :]
     assert {tuple(ranks) for _, ranks, _ in its} == {(0, 1, 2)}
+
+
+def test_a_rank_that_others_do_not_wait_for_has_their_parameters_as_soon_as_it_comes(
+    pool: RankPool,
+) -> None:
+    options = {"quorum": 2, "within": 0.2}
+    with pool.job(SHAPES["3x1"], timeout=OP_SECONDS) as job:
+        first = {"steps": 3 * EVERY, **options}
+        calls = [job.start(rank, programs.train_until, **first) for rank in (0, 1)]
+        others = results(calls)
+        (late,) = results([job.start(2, programs.train_until, **first)])
+        assert {each["end"] for each in others} == {late["end"]}
+        assert late["done"] < others[0]["done"] == 3 * EVERY
+        for each in (*others, late):
+            assert {tuple(ranks) for _, ranks, _ in each["rounds"]} == {(0, 1)}
+        together = job.run(programs.train_until, steps=5 * EVERY)
+    for each in together:
+        assert each["end"] == together[0]["end"] != late["end"]
+        assert each["done"] == 2 * EVERY
+        assert {tuple(ranks) for _, ranks, _ in each["rounds"]} == {(0, 1, 2)}

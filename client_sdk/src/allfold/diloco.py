@@ -23,6 +23,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -41,10 +42,9 @@ __all__ = ["DiLoCo"]
 class DiLoCo:
     """The outer optimizer of a model of which every rank trains a copy.
 
-    The parameters are in ``fragments`` of about equal size. Each fragment has a synchronized copy
-    θ in float32, the same bits on all ranks, beside the rank's own parameters x, which the inner
-    optimizer changes. Every H = ``every`` steps, at steps t with (t + offset) mod H = 0, a round
-    of the fragment begins in the background::
+    The parameters are in ``fragments`` of about equal size. Each has a synchronized copy θ in
+    float32, the same bits on all ranks, beside the rank's own parameters x. Every H = ``every``
+    steps, at steps t with (t + offset) mod H = 0, a round of the fragment begins::
 
         Δᵣ = θ - x                    what rank r has done: its outer gradient
         Δ  = Σ wᵣ Δᵣ / Σ wᵣ           the round; w is the weight
@@ -57,28 +57,29 @@ class DiLoCo:
 
     The offsets spread the rounds of the fragments over the H steps. The last line differs from
     Streaming DiLoCo, which mixes θ and x: here no step is lost, and without a delay x is θ. A round
-    that fails changes nothing: what this rank has done is in the fragment's next one.
+    that fails changes nothing: what this rank has done is in the fragment's next one. So it is if a
+    round with a ``quorum`` has not waited for the rank: :attr:`steps` goes on to where the others
+    are then, and what they have agreed on meanwhile is applied.
 
-    Ranks start from the same parameters: hand ``State(diloco=...)`` to :func:`allfold.init`, or
-    make the model from the same seed. A rank that joins takes over θ, m and the number of steps,
-    and starts from θ with a new inner optimizer. The model's buffers are not synchronized.
+    Ranks start from the same parameters: by ``State(diloco=...)`` of :func:`allfold.init`, or by
+    the same seed. A rank that joins takes over θ, m and the steps, and starts from θ with a new
+    inner optimizer. The model's buffers are not synchronized.
 
     Args:
         parameters: a module, or the parameters; those that need no gradient are left alone.
         group: by default the first of the process, when the first round begins.
         every: H, the steps from a round of a fragment to its next one.
-        outer_lr: η.
-        momentum: μ.
+        outer_lr, momentum: η and μ.
         fragments: in how many parts the parameters are synchronized; each is some whole tensors.
         delay: steps from the begin of a round until it is waited for, less than ``every``.
-        wire: how a Δ travels between nodes, as in :meth:`allfold.Group.all_reduce`; ``None`` for
-            the default of the group.
+        wire: how a Δ travels between nodes; ``None`` for the default of the group.
         feedback: add the rounding error of a lossy wire to the fragment's next round.
         weight: of this rank in the mean, >= 0.
+        quorum, within: how many ranks a round waits for, and how many seconds more for the others.
         name: of the series of rounding errors; a group with several models needs several names.
 
     Attributes:
-        steps: the number of inner steps so far, the same on all ranks.
+        steps: the number of inner steps so far, the same on all ranks; train until it is enough.
         weight: as above; may be set before every step, e.g. to the tokens since the last round.
 
     Raises:
@@ -98,17 +99,20 @@ class DiLoCo:
         wire: str | None = "int4",
         feedback: bool = True,
         weight: float = 1.0,
+        quorum: int | None = None,
+        within: float | None = None,
         name: str = "diloco",
     ) -> None:
         given = parameters.parameters() if isinstance(parameters, nn.Module) else parameters
         trained = [each for each in given if each.requires_grad]
         _check(every, delay, fragments, trained)
         self._group = group
-        self._every, self._delay = every, delay
-        self._outer_lr, self._momentum = outer_lr, momentum
-        self._wire, self._feedback = wire, feedback and _loses(wire)
-        self.weight = weight
-        self.steps = 0
+        self._every, self._delay, self._outer_lr, self._momentum = every, delay, outer_lr, momentum
+        self._options: dict[str, Any] = {"wire": wire, "quorum": quorum, "within": within}
+        loses = wire is not None and checked_wire(wire).effective(DType.FLOAT32) is not Wire.NATIVE
+        self._feedback = feedback and loses
+        self.weight, self.steps = weight, 0
+        self._called = self._done = 0  # rounds that this rank has called; that some have done
         self._results: list[RoundResult] = []
         self._fragments = [
             _Fragment(part, f"{name}.{number}", number * every // fragments)
@@ -121,9 +125,7 @@ class DiLoCo:
         return sum(each.flight is not None for each in self._fragments)
 
     def step(self) -> list[RoundResult]:
-        """Count an inner step: begin the rounds that are due, wait for others and apply them.
-
-        Call it after each step of the inner optimizer, on all ranks.
+        """Count a step of the inner optimizer, on all ranks: begin and apply the rounds of now.
 
         Returns:
             The results that were applied, mostly none: they say what the rounds have cost.
@@ -132,15 +134,15 @@ class DiLoCo:
             AllfoldError: a round could not begin, or has failed, as on all other ranks. It changed
                 nothing, and training may go on: call :meth:`step` after the next inner step.
         """
-        self.steps += 1
-        for fragment in self._fragments:
-            if (self.steps + fragment.offset) % self._every == 0:
-                self._begin(fragment)
-        return self._finished(self.steps)
+        self._count(self.weight, self.steps + 1)
+        while self._called < self._done:  # without this rank
+            self._count(0.0, math.inf)
+        return self._told()
 
     def flush(self) -> list[RoundResult]:
         """Wait for all rounds in flight, and apply them now; returns and raises as :meth:`step`."""
-        return self._finished(math.inf)
+        self._finish(math.inf)
+        return self._told()
 
     @contextmanager
     def synchronized(self) -> Iterator[None]:
@@ -157,10 +159,9 @@ class DiLoCo:
     def state_dict(self) -> dict[str, Any]:
         """Return all that a rank needs to join: the same on every rank, for ``allfold.State``.
 
-        Rounds in flight are applied before. So where there are any, all ranks call it at the same
-        step; it hides most to commit the state where :attr:`in_flight` is 0.
+        Rounds in flight are applied before, so where there are any, all ranks call it at one step.
         """
-        self._results = self.flush()
+        self._finish(math.inf)
         return {
             "steps": self.steps,
             "synchronized": [each.synchronized for each in self._fragments],
@@ -184,7 +185,15 @@ class DiLoCo:
             fragment.momentum.copy_(state["momentum"][number])
             fragment.assign(fragment.synchronized)
 
-    def _begin(self, fragment: _Fragment) -> None:
+    def _count(self, weight: float, due: float) -> None:
+        """Count a step: begin the rounds of now, with a weight, and apply those that are due."""
+        self.steps += 1
+        for fragment in self._fragments:
+            if (self.steps + fragment.offset) % self._every == 0:
+                self._begin(fragment, weight)
+        self._finish(due)
+
+    def _begin(self, fragment: _Fragment, weight: float) -> None:
         if fragment.flight is not None:  # nothing was decided about it when it was due
             self._apply(fragment, fragment.flight)
         group = self._group or registry.default()
@@ -192,24 +201,31 @@ class DiLoCo:
         delta = group.empty(began.numel(), torch.float32, device=began.device)
         torch.sub(fragment.synchronized, began, out=delta)
         series = fragment.series if self._feedback else None
-        round_ = group.start_round(delta, weight=self.weight, wire=self._wire, feedback=series)
-        fragment.flight = _Flight(round_, delta, began, self.steps + self._delay)
+        round_ = group.start_round(delta, weight=weight, feedback=series, **self._options)
+        self._called += 1
+        fragment.flight = _Flight(round_, delta, began, self.steps + self._delay, self._called)
 
-    def _finished(self, due: float) -> list[RoundResult]:
-        """Apply the rounds that are due; return the results that nobody was told of yet."""
+    def _finish(self, due: float) -> None:
+        """Apply the rounds that are due."""
         for fragment in self._fragments:
             if fragment.flight is not None and fragment.flight.due <= due:
                 self._apply(fragment, fragment.flight)
+
+    def _told(self) -> list[RoundResult]:
+        """Return the results that nobody was told of yet."""
         results, self._results = self._results, []
         return results
 
     def _apply(self, fragment: _Fragment, flight: _Flight) -> None:
         try:
-            self._results.append(flight.round.wait())
+            result = flight.round.wait()
         finally:  # where nothing is decided yet it is still in flight, and is waited for again
             if flight.round.is_completed():
                 fragment.flight = None
-        fragment.apply(flight, self._outer_lr, self._momentum)
+        self._results.append(result)
+        self._done = max(self._done, flight.number + result.behind)
+        keeps = self.weight > 0 and not (result.took_part or result.kept)
+        fragment.apply(flight, self._outer_lr, self._momentum, keeps=keeps)
 
 
 @dataclass(frozen=True)
@@ -220,17 +236,13 @@ class _Flight:
     delta: Tensor
     began: Tensor
     due: int  # step
+    number: int  # of rounds that this rank had called with it
 
 
 class _Fragment:
-    """Some parameters, and what all ranks have agreed on about them.
+    """Some parameters, and what all ranks have agreed on about them: θ and m, flat, in float32.
 
-    Attributes:
-        series: the name of its rounding errors.
-        offset: of its rounds.
-        synchronized: θ, flat, float32, on the device of the parameters.
-        momentum: m, likewise.
-        flight: its round, if there is one.
+    Its rounds are at an ``offset``, and their rounding errors are a ``series``.
     """
 
     def __init__(self, parameters: Sequence[Tensor], series: str, offset: int) -> None:
@@ -238,7 +250,7 @@ class _Fragment:
         self.series, self.offset = series, offset
         self.synchronized = self.local()
         self.momentum = torch.zeros_like(self.synchronized)
-        self.flight: _Flight | None = None
+        self.flight: _Flight | None = None  # the round that is not applied yet
 
     def local(self) -> Tensor:
         """Return a copy of this rank's own parameters, flat, as float32."""
@@ -251,44 +263,33 @@ class _Fragment:
         for parameter, part in zip(self._parameters, torch.split(flat, sizes), strict=True):
             parameter.copy_(part.view_as(parameter))
 
-    def apply(self, flight: _Flight, outer_lr: float, momentum: float) -> None:
-        """Do the outer step; see :class:`DiLoCo`.
+    def apply(self, flight: _Flight, outer_lr: float, momentum: float, *, keeps: bool) -> None:
+        """Do the outer step; where the round lacks what this rank has done, x ``keeps`` it.
 
         Each operation rounds by itself: fused ones give other bits on other processors.
         """
         gradient = flight.delta
+        before = self.synchronized.clone() if keeps else flight.began
         self.momentum.mul_(momentum).add_(gradient)
         self.synchronized.sub_(self.momentum.mul(momentum).add_(gradient).mul_(outer_lr))
-        self.assign(self.local().sub_(flight.began).add_(self.synchronized))
+        self.assign(self.local().sub_(before).add_(self.synchronized))
 
 
-def _parts(parameters: Sequence[Tensor], count: int) -> list[list[Tensor]]:
+def _parts(parameters: Sequence[Tensor], count: int) -> list[Sequence[Tensor]]:
     """Cut into so many runs of whole tensors, of about equal size."""
-    left = sum(each.numel() for each in parameters)
-    parts: list[list[Tensor]] = [[]]
-    size = 0
-    for number, each in enumerate(parameters):
-        still = count - len(parts)  # parts to come
-        is_needed = len(parameters) - number == still
-        is_full = still and size + each.numel() / 2 > left / (still + 1)
-        if parts[-1] and (is_needed or is_full):
-            left -= size
-            parts.append([])
-            size = 0
-        parts[-1].append(each)
-        size += each.numel()
-    return parts
-
-
-def _loses(wire: str | None) -> bool:
-    return wire is not None and checked_wire(wire).effective(DType.FLOAT32) is not Wire.NATIVE
+    until = [0, *accumulate(each.numel() for each in parameters)]
+    cuts = [0]
+    for part in range(1, count):
+        may_end = range(cuts[-1] + 1, len(parameters) - count + part + 1)
+        cuts.append(min(may_end, key=lambda end: abs(until[end] * count - until[-1] * part)))
+    return [parameters[begin:end] for begin, end in pairwise([*cuts, len(parameters)])]
 
 
 def _check(every: int, delay: int, fragments: int, trained: Sequence[Tensor]) -> None:
     if not 0 <= delay < every:
         raise InvalidArgument(
-            "every= is at least 1, and delay= at least 0 and less than that, because the rounds of "
-            f"a fragment come one after the other; got {every} and {delay}"
+            "every= is at least 1, and delay= at least 0 and less than that, so that a fragment "
+            f"has one round at a time; got {every} and {delay}"
         )
     if not 1 <= fragments <= len(trained):
         raise InvalidArgument(

@@ -16,7 +16,7 @@ from allfold_core.verdict import counted
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """The result of a round. All of it is the same on every rank, but for the last five.
+    """The result of a round. All of it is the same on every rank, but for the last six.
 
     Attributes:
         tensors: what was given to the round; the mean is in them.
@@ -24,6 +24,8 @@ class RoundResult:
         weights: of every rank, in rank order; 0 of one that took no part.
         participants: the ranks that took part.
         took_part: this rank did: its weight is not 0, and the round has waited for it.
+        kept: what this rank has brought is not in the mean, and will be in its next round of the
+            same ``feedback`` name.
         behind: how many later rounds of the group were done before this rank has called them.
         bytes: how many bytes of tensors this rank's node sent to other nodes for the round.
         seconds: from the call to the moment when the result was there.
@@ -35,6 +37,7 @@ class RoundResult:
     weights: tuple[float, ...]
     participants: tuple[int, ...]
     took_part: bool
+    kept: bool
     behind: int
     bytes: int
     seconds: float
@@ -99,6 +102,7 @@ class Round:
             weights,
             tuple(rank for rank, weight in enumerate(weights) if weight),
             weights[report["rank"]] > 0,
+            report.get("kept", False),
             report.get("behind", 0),
             report["bytes"],
             seconds,

@@ -158,16 +158,16 @@ class Runner:
         numel = layout.weights.start if layout.weights else layout.held
         return self._residuals.of(series, numel, dtype, blocks).attempt(op.seq)
 
-    def keeping(self, late: Arrival) -> Callable[[], None]:
+    def keeping(self, late: Arrival) -> Callable[[], None] | None:
         """Return what keeps the input of a rank for the next round of its series.
 
         The round that it was for has not waited for it. With error feedback, it is owed to the next
-        one then, as what rounding has cost.
+        one then, as what rounding has cost; without, nothing is kept.
         """
         fingerprint, source = late.spec.fingerprint, late.source
         weight = fingerprint.factor
         if not (fingerprint.feedback and weight and len(self.plan.members) > 1):
-            return lambda: None
+            return None
         assert isinstance(source, memoryview)
         arithmetic = Arithmetic(fingerprint, self.plan.world_size)
         dtype, elements = arithmetic.kept_dtype, arithmetic.elements(source)

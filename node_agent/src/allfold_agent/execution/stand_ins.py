@@ -43,6 +43,7 @@ class StandIn:
         self._outcome: Outcome | None = None
         self._late: Arrival | None = None
         self._behind: Callable[[], int] = lambda: 0
+        self._keeps = False
         self._lock = make_lock("stand-in")
         message = OpMessage(0, seq, LONGEST_TIMEOUT, _NOWHERE, _NOWHERE, spec.packed, view=view)
         memory, now = self._memory, monotonic()
@@ -57,14 +58,15 @@ class StandIn:
         """Keep the result no longer; of an op that has an outcome."""
         self._memory = None
 
-    def take(self, late: Arrival, behind: Callable[[], int]) -> None:
+    def take(self, late: Arrival, behind: Callable[[], int], *, kept: bool) -> None:
         """Answer the rank's own call, as soon as the op has an outcome.
 
         Args:
             behind: returns how many later rounds were done without the rank by then.
+            kept: the rank's input is kept for its next round.
         """
         with self._lock:
-            self._late, self._behind = late, behind
+            self._late, self._behind, self._keeps = late, behind, kept
             outcome = self._outcome
         if outcome is not None:
             self._answer(late, outcome)
@@ -87,7 +89,8 @@ class StandIn:
                 outcome = self._refusal(outcome, self._mismatch(late))
             else:
                 target[:] = memory
-                body = {**(outcome.body or {}), "behind": self._behind()}
+                news = {"behind": self._behind(), "kept": self._keeps}
+                body = {**(outcome.body or {}), **news}
                 outcome = outcome._replace(body=body)
         late.connection.send_outcome(outcome)
 

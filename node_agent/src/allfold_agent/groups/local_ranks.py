@@ -255,9 +255,10 @@ class CallIntake:
         self.submitted[session] = seq
         self._note_read(session, seq)
         behind = partial(group.stand_ins.behind, session)
-        if group.current.has(session):
-            group.events.add_due(group.current.runner.keeping(arrival))
-        group.events.add_due(partial(place.take, arrival, behind))
+        keep = group.current.runner.keeping(arrival) if group.current.has(session) else None
+        if keep is not None:
+            group.events.add_due(keep)
+        group.events.add_due(partial(place.take, arrival, behind, kept=keep is not None))
 
     def _note_read(self, session: str, seq: int) -> None:
         """The message of a call was taken in, or the call was refused."""
