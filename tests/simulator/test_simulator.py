@@ -13,6 +13,7 @@ import sys
 import pytest
 
 from tests.simulator.trial import HASHES
+from tests.support.tiers import long
 
 STORIES_OF_A_CASE = 60
 MENDED = {
@@ -56,7 +57,7 @@ def simulate(*arguments: str) -> str:
     return told.stdout
 
 
-@pytest.mark.parametrize("first", [0, 100])
+@pytest.mark.parametrize("first", [0, long(100)])
 def test_no_story_of_kills_stops_partitions_and_losses_breaks_a_promise(first: int) -> None:
     said = simulate("--first", str(first), "--stories", str(STORIES_OF_A_CASE))
     assert "nothing wrong" in said
@@ -67,9 +68,13 @@ def test_no_story_of_stopped_leaders_breaks_a_promise() -> None:
     assert "nothing wrong" in simulate("--leaders", "--first", "12", "--stories", "17")
 
 
-def test_no_story_of_ops_that_do_not_wait_for_late_ranks_breaks_a_promise() -> None:
+@pytest.mark.parametrize(("first", "stories"), [(0, 20), long(20, 100)])
+def test_no_story_of_ops_that_do_not_wait_for_late_ranks_breaks_a_promise(
+    first: int, stories: int
+) -> None:
     """Those who come late are told what the others were told."""
-    assert "nothing wrong" in simulate("--quorum", "--stories", str(STORIES_OF_A_CASE))
+    said = simulate("--quorum", "--first", str(first), "--stories", str(stories))
+    assert "nothing wrong" in said
 
 
 def test_the_stories_that_went_wrong_once_end_well() -> None:
