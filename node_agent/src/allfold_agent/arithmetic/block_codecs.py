@@ -39,8 +39,8 @@ _OF_MEAN, _OF_GREATEST = 1 / 2, 1 / 5
 class BlockScaled:
     """Elements of int8, of a common scale in float32."""
 
-    def encode(self, values: Array, code: memoryview) -> None:
-        for block, scales, elements in blocks_of(Wire.INT8, values, code):
+    def encode(self, values: Array, code: memoryview, owed: Array | None = None) -> None:
+        for block, scales, elements in blocks_of(Wire.INT8, values, code, owed):
             scaled = np.abs(block, out=scratch_like(block))
             scale, inverse, finite = _scales_of_int8(scaled.max(axis=1).astype(np.float32))
             np.rint(np.multiply(block, inverse[:, None], out=scaled), out=scaled)
@@ -84,8 +84,8 @@ class Packed:
         bits_of_bytes = np.arange(256)[:, None] >> np.arange(0, 8, wire.bits) & (1 << wire.bits) - 1
         self._levels_of_bytes = [np.array(each, np.float32)[bits_of_bytes] for each in levels]
 
-    def encode(self, values: Array, code: memoryview) -> None:
-        for block, scales, elements in blocks_of(self._wire, values, code):
+    def encode(self, values: Array, code: memoryview, owed: Array | None = None) -> None:
+        for block, scales, elements in blocks_of(self._wire, values, code, owed):
             quantized = self._quantize(block.astype(np.float32, copy=False))
             _BFLOAT16.narrow(quantized.scales.reshape(-1), scales.view(np.uint16).reshape(-1))
             elements[...] = _pack(quantized.elements.reshape(-1), self._wire.bits)
@@ -151,12 +151,32 @@ def to_sign(rows: Array) -> Quantized:
     return Quantized(scale[:, None], elements)
 
 
+def with_owed(values: Array, owed: Array | None) -> Iterator[Array]:
+    """Yield the values with what is owed to them, which is what their rounding costs afterwards."""
+    if owed is None:
+        yield values
+        return
+    values += owed
+    owed[...] = values
+    yield values
+    owed -= values
+    # A step that overflows is skipped; it must not spoil those after it.
+    finite = np.isfinite(owed)
+    if not finite.all():
+        owed[~finite] = 0.0
+
+
 def blocks_of(
-    wire: Wire, values: Array, code: memoryview, at_once: int = BLOCK
+    wire: Wire,
+    values: Array,
+    code: memoryview,
+    owed: Array | None = None,
+    at_once: int = BLOCK,
 ) -> Iterator[tuple[Array, Array, Array]]:
     """(blocks, scales, elements): whole blocks as rows of matrices, and what is left as another.
 
-    Scales are bytes, a row for each block; elements are bytes, flat.
+    Scales are bytes, a row for each block; elements are bytes, flat. As soon as blocks are encoded,
+    while they are in the caches, ``owed`` has what that has cost.
     """
     numel, size = len(values), wire.block
     start = wire.scales_nbytes(numel)
@@ -165,11 +185,12 @@ def blocks_of(
     whole = numel - numel % size
     for first in (*range(0, whole, at_once), *([whole] if whole < numel else [])):
         last = min(first + at_once, whole) if first < whole else numel
-        yield (
-            values[first:last].reshape(-1, min(size, last - first)),
-            scales[first // size : -(-last // size)],
-            elements[wire.elements_nbytes(first) : wire.elements_nbytes(last)],
-        )
+        for part in with_owed(values[first:last], None if owed is None else owed[first:last]):
+            yield (
+                part.reshape(-1, min(size, last - first)),
+                scales[first // size : -(-last // size)],
+                elements[wire.elements_nbytes(first) : wire.elements_nbytes(last)],
+            )
 
 
 def scratch_like(block: Array) -> Array | None:

@@ -17,6 +17,7 @@ from allfold_agent.arithmetic.block_codecs import (
     to_nearest,
     to_sign,
     to_two_magnitudes,
+    with_owed,
 )
 from allfold_agent.arithmetic.halves import BLOCK, HALVES, Half, scratch
 from allfold_agent.arithmetic.sparse_codec import Sparse
@@ -29,8 +30,12 @@ _NIBBLES = [*range(8), *range(-8, 0)]
 class Codec(Protocol):
     """One lossy wire format. ``code`` is raw bytes, of the size that the format needs."""
 
-    def encode(self, values: Array, code: memoryview) -> None:
-        """Write the code of ``values``, and round them to what it decodes to."""
+    def encode(self, values: Array, code: memoryview, owed: Array | None = None) -> None:
+        """Write the code of ``values``, and round them to what it decodes to.
+
+        What is ``owed`` to them is added before, and becomes what the rounding costs; 0 where that
+        is not finite.
+        """
 
     def decode(self, code: memoryview, values: Array) -> None:
         """Overwrite ``values`` with what the code stands for."""
@@ -44,10 +49,11 @@ def codec_of(wire: Wire) -> Codec | None:
 class Cast:
     """Each element in float32."""
 
-    def encode(self, values: Array, code: memoryview) -> None:
+    def encode(self, values: Array, code: memoryview, owed: Array | None = None) -> None:
         short = np.frombuffer(code, np.float32)
-        short[...] = values
-        values[...] = short
+        for each in with_owed(values, owed):
+            short[...] = each
+            each[...] = short
 
     def decode(self, code: memoryview, values: Array) -> None:
         values[...] = np.frombuffer(code, np.float32)
@@ -60,8 +66,8 @@ class HalfCast:
         self._half: Half = HALVES[dtype]
         self._dtype = ARRAY_DTYPES[dtype]
 
-    def encode(self, values: Array, code: memoryview) -> None:
-        for part, short in self._blocks(values, code):
+    def encode(self, values: Array, code: memoryview, owed: Array | None = None) -> None:
+        for part, short in self._blocks(values, code, owed):
             wide = _as_float32(part)
             if wide is not part:
                 wide[...] = part
@@ -78,10 +84,14 @@ class HalfCast:
         if wide is not part:
             part[...] = wide
 
-    def _blocks(self, values: Array, code: memoryview) -> Iterator[tuple[Array, Array]]:
+    def _blocks(
+        self, values: Array, code: memoryview, owed: Array | None = None
+    ) -> Iterator[tuple[Array, Array]]:
         halves = np.frombuffer(code, self._dtype)
         for start in range(0, len(values), BLOCK):
-            yield values[start : start + BLOCK], halves[start : start + BLOCK]
+            each = slice(start, start + BLOCK)
+            for part in with_owed(values[each], None if owed is None else owed[each]):
+                yield part, halves[each]
 
 
 def _as_float32(part: Array) -> Array:
@@ -101,10 +111,3 @@ _CODECS: dict[Wire, Codec | None] = {
     Wire.TOPK: Sparse(),
 }
 """Every format; they have no state, so the ops of all groups share them."""
-
-
-def clear_nonfinite(values: Array) -> None:
-    """What is not finite becomes zero."""
-    finite = np.isfinite(values)
-    if not finite.all():
-        values[~finite] = 0.0

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from allfold_agent.arithmetic.arrays import Array
-from allfold_agent.arithmetic.codecs import Codec, clear_nonfinite
+from allfold_agent.arithmetic.codecs import Codec
 from allfold_agent.runtime.locks import make_lock
 from allfold_agent.runtime.machine import memory_limit
 from allfold_core.schedules.parts import Part
@@ -77,12 +77,7 @@ class Residual:
                 return
             owed = self.values[start : start + len(values)]
             attempt.changed.append((start, owed.copy()))
-            np.add(values, owed, out=owed)
-            values[...] = owed
-            codec.encode(values, code)
-            np.subtract(owed, values, out=owed)
-            # A step that overflows is skipped; it must not spoil those after it.
-            clear_nonfinite(owed)
+            codec.encode(values, code, owed)
 
     def suits(self, numel: int, dtype: np.dtype[Any], blocks: tuple[Part, ...]) -> bool:
         """Return True if each value of such an op is what the value at its place was before."""

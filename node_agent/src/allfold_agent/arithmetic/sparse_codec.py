@@ -28,7 +28,7 @@ _ALL_BITS = 0x7FFFFFFF  # of a magnitude in float32
 _ROW_SHIFT = 31 + _PLACE_BITS
 # What is searched at a time stays in caches. What is found is little, and takes longer in parts.
 _ROWS = BLOCK // _WIRE.block
-_AT_ONCE = 16 * BLOCK
+_AT_ONCE = 8 * BLOCK
 
 
 class Sparse:
@@ -37,8 +37,8 @@ class Sparse:
     Blocks and what is chosen of them are rows.
     """
 
-    def encode(self, values: Array, code: memoryview) -> None:
-        for block, scales, elements in blocks_of(_WIRE, values, code, _AT_ONCE):
+    def encode(self, values: Array, code: memoryview, owed: Array | None = None) -> None:
+        for block, scales, elements in blocks_of(_WIRE, values, code, owed, _AT_ONCE):
             rows = block.astype(np.float32, copy=False)
             at, magnitudes, finite = _greatest(rows)
             numbers = at % rows.shape[1] << 1 | np.signbit(rows.reshape(-1)[at])
@@ -50,7 +50,7 @@ class Sparse:
             _decode(wide, numbers, block)
 
     def decode(self, code: memoryview, values: Array) -> None:
-        for block, scales, elements in blocks_of(_WIRE, values, code, _AT_ONCE):
+        for block, scales, elements in blocks_of(_WIRE, values, code, at_once=_AT_ONCE):
             halves = scales.view(np.uint16)
             wide = np.empty(halves.shape, np.float32)
             _BFLOAT16.widen(halves, wide)
