@@ -30,6 +30,8 @@ class Residual:
         self._blocks = blocks
         self._lock = make_lock("residual")
         self._attempts: list[ResidualAttempt] = []
+        # Of a settled attempt, by length: memory that is new takes several times as long.
+        self._spare: dict[int, list[Array]] = {}
 
     def attempt(self, seq: int) -> ResidualAttempt:
         """The residual for one attempt of an op."""
@@ -41,7 +43,12 @@ class Residual:
     def settle(self, floor: int) -> None:
         """No op up to this one will be given up any more."""
         with self._lock:
+            settled = [each for each in self._attempts if each.seq <= floor]
             self._attempts = [each for each in self._attempts if each.seq > floor]
+            if settled:
+                self._spare = {}
+                for _, before in settled[-1].changed:
+                    self._spare.setdefault(len(before), []).append(before)
 
     def give_up(self, attempt: ResidualAttempt) -> None:
         """Undo what an attempt has changed, after the later ones that were given up too.
@@ -76,7 +83,10 @@ class Residual:
             if attempt.given_up:  # its code goes nowhere
                 return
             owed = self.values[start : start + len(values)]
-            attempt.changed.append((start, owed.copy()))
+            spare = self._spare.get(len(owed))
+            before = spare.pop() if spare else np.empty_like(owed)
+            before[...] = owed
+            attempt.changed.append((start, before))
             codec.encode(values, code, owed)
 
     def suits(self, numel: int, dtype: np.dtype[Any], blocks: tuple[Part, ...]) -> bool:

@@ -92,6 +92,8 @@ class Arithmetic:
             out.fill(0)
         elif self.converts:
             self._fold_widened(out, inputs, factors)
+        elif len(inputs) == 1:
+            self._multiplied(inputs[0], factors[0], out)
         else:
             pairs = zip(inputs, factors, strict=True)
             self.fold(out, [self._multiplied(x, factor, np.empty_like(x)) for x, factor in pairs])

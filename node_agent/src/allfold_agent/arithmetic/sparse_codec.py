@@ -142,7 +142,9 @@ def _pack(numbers: Array) -> Array:
 
 
 def _unpack(elements: Array, count: int) -> Array:
-    bits = np.zeros((count, 16), np.uint8)
-    used = np.unpackbits(elements, count=count * _WIRE.bits, bitorder="little")
-    bits[:, : _WIRE.bits] = used.reshape(count, -1)
-    return np.packbits(bits, axis=1, bitorder="little").view("<u2").astype(np.int64)
+    bits = np.arange(0, count * _WIRE.bits, _WIRE.bits)
+    padded = np.append(elements, np.zeros(3, np.uint8))
+    from_each_byte: Array = np.ndarray(len(elements), "<u4", padded, strides=(1,))
+    numbers: Array = from_each_byte[bits >> 3].astype(np.int64) >> (bits & 7)
+    numbers &= (1 << _WIRE.bits) - 1
+    return numbers
