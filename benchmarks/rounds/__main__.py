@@ -13,7 +13,7 @@ from allfold_core.errors import AllfoldError
 from benchmarks import machine
 from benchmarks.errors import BenchmarkFailed
 from benchmarks.markdown import lines
-from benchmarks.rounds import kills, peers, share, slow, volume
+from benchmarks.rounds import kills, peers, share, slow, sweep, volume
 from benchmarks.rounds.options import Options, parse
 
 Row = dict[str, Any]
@@ -32,6 +32,7 @@ PARTS = {
     "slow": Part(slow.HEAD, slow.rows),
     "kills": Part(kills.HEAD, kills.rows),
     "peers": Part(peers.HEAD, peers.rows),
+    "sweep": Part(sweep.HEAD, sweep.rows),
 }
 
 

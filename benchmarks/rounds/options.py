@@ -15,7 +15,8 @@ WORLD = 4
 NEAR = "near"
 """Lines without a delay."""
 
-PARTS = ("share", "bytes", "slow", "kills", "peers")
+USUAL_PARTS = ("share", "bytes", "slow", "kills", "peers")
+PARTS = (*USUAL_PARTS, "sweep")
 WIRES = ("int4", "topk")
 _EVERY_NUMEL = WORLD * 4096
 _PARAMETERS = 1880 * _EVERY_NUMEL
@@ -29,12 +30,12 @@ class Options:
 
     Attributes:
         seconds: of each measurement of a part, about.
-        numel: of the parameters in part ``share``, float32.
-        scale: divides parameters and rates of part ``share``: nodes that share few cores have no
+        numel: of the parameters in parts ``share`` and ``sweep``, float32.
+        scale: divides parameters and rates of these parts: nodes that share few cores have no
             time to round as many as nodes of their own would.
         step: seconds that a step computes.
         delay: steps until a round is waited for; ``None`` for one period.
-        far: lines that part ``share`` is repeated on: what is added to each rate.
+        far: lines that these parts are repeated on: what is added to each rate.
         cases: the codecs of part ``share``; none for all.
         blocking: the lines on which blocking all-reduces are measured as well.
         slower: times as long as the others', a step of the slow rank.
@@ -67,7 +68,12 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         description="What rounds must reach; prints a table for each part.",
     )
     add = parser.add_argument
-    add("--parts", type=_names, default=PARTS, help=f"of {','.join(PARTS)}  [all]")
+    add(
+        "--parts",
+        type=_names,
+        default=USUAL_PARTS,
+        help=f"of {','.join(PARTS)}  [all but the last]",
+    )
     add("--seconds", type=float, default=15.0, help="of each measurement  [%(default)s]")
     add("--numel", type=int, default=_PARAMETERS, help="parameters (share)  [%(default)s]")
     add("--scale", type=int, default=1, help="divides parameters and rates (share)  [%(default)s]")

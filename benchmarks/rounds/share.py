@@ -16,10 +16,10 @@ HEAD = (
     *("line", "parameters", "what", "H", "fragments", "share computing", "to reach", "rounds"),
     *("round p50 s", "hidden", "MB per round and node", "agent CPU s per round", "different"),
 )
-_MODULE = "benchmarks.rounds.training_rank"
+MODULE = "benchmarks.rounds.training_rank"
 _TO_REACH = 0.95
 # Beyond what was asked for: starts, a period and a round that are under way, and their end.
-_SPARE_SECONDS = 240.0
+SPARE_SECONDS = 240.0
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def _on_line(case: Case, network: Network, options: Options) -> Iterator[dict[st
 
 def _measured(case: Case, network: Network, orders: Orders) -> dict[str, Any]:
     with nodes(WORLD, network) as found:
-        told = found.run(_MODULE, [orders] * WORLD, orders.seconds + _SPARE_SECONDS)
+        told = found.run(MODULE, [orders] * WORLD, orders.seconds + SPARE_SECONDS)
     return row(case, network, orders, told)
 
 
