@@ -48,8 +48,19 @@ GATES = {
     "train-b": ("agent-b",),
 }
 KILLED = 137
+SITES = ("wan-a", "wan-b", "wan-c", "wan-d")
+SITE_AGENTS = tuple(each.replace("wan", "wan-agent") for each in SITES)
+WAN_STEPS = 40
 Inspected = dict[str, dict[str, Any]]
 START_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Sites:
+    """How a training between sites has ended, and what its rank 0 has said."""
+
+    exit_codes: dict[str, int]
+    said: str
 
 
 @dataclass(frozen=True)
@@ -124,6 +135,20 @@ def scaled(request: pytest.FixtureRequest, trained: Stack) -> Scaling:
             project.docker("wait", *left, seconds=TRAINING_SECONDS)
             wait_until(lambda: len(ends(events, "elastic")) >= 4, "the engine has told of all ends")
         return Scaling(said_by_rank_0(project), training_sizes(project), ends(events, "elastic"))
+
+
+@pytest.fixture(scope="module")
+def sites(request: pytest.FixtureRequest, trained: Stack) -> Sites:
+    """A short training between four sites, which are gone afterwards, however that ended."""
+    project = trained.project.overlaid(ALLFOLD_WAN_STEPS=str(WAN_STEPS))
+    with logs_of_failures(request, project):
+        project.compose("--profile", "wan", "up", "--detach", "--no-build", *SITES, seconds=300.0)
+        project.wait(*SITES, seconds=TRAINING_SECONDS)
+        found = Sites(
+            project.exit_codes(*SITES), project.docker("logs", project.container(SITES[0]))
+        )
+        project.compose("--profile", "wan", "rm", "--stop", "--force", *SITES, *SITE_AGENTS)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -387,6 +412,16 @@ def test_a_training_goes_on_while_it_is_scaled_up_and_down(scaled: Scaling) -> N
 
 
 @pytest.mark.long
+@pytest.mark.long
+def test_four_sites_train_with_few_bytes(sites: Sites) -> None:
+    assert sites.exit_codes == dict.fromkeys(SITES, 0), sites.said
+    first, *_, last = sites.said.splitlines()
+    assert first == "rank 0 of 4 begins at step 0"
+    end = json.loads(last)
+    assert (end["step"], end["ranks"]) == (WAN_STEPS, 4)
+    assert end["bytes"] > 0
+
+
 def test_prometheus_has_all_services_and_our_alerts(prometheus: Prometheus) -> None:
     with (docker.ROOT / "deploy/prometheus/alerts.yml").open() as file:
         wanted = {
