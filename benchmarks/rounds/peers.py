@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from statistics import fmean
 from typing import Any
 
 from allfold_cluster.network import Network, why_not
@@ -14,13 +15,15 @@ from benchmarks.rounds.options import WORLD, Options
 ALONE, DDP, BFLOAT16, POWER_SGD = "no communication", "DDP", "DDP, bfloat16", "DDP, PowerSGD"
 INT4, TOPK = "rounds of int4", "rounds of topk"
 WAYS = (ALONE, DDP, BFLOAT16, POWER_SGD, INT4, TOPK)
+WARM_UP = "warm-up"
+SEEDS = range(3)
 
-HEAD = ("what", "KB per step and node", "share computing", "test loss", "same bits")
+HEAD = ("what", "KB per step and node", "share computing", "test loss", "of each seed", "same bits")
 _MODULE = "benchmarks.rounds.peers_rank"
 _LINE = "50mbit"
 _STEP_SECONDS = 0.01
 _EVERY = 16
-_SECONDS = 300.0
+_SECONDS = 600.0
 _NEEDED = ("torch", "sklearn")
 # What PyPI has under this name is empty (0.0.0a0): the library is installed from its repository.
 _GYM = "exogym"
@@ -51,28 +54,42 @@ def rows(options: Options) -> Iterator[dict[str, Any]]:
         yield {"what": f"not run: {reason}"}
         return
     orders = Orders(options.steps, _STEP_SECONDS, _EVERY)
+    trainings = [part(way, seed) for seed in SEEDS for way in WAYS]
     with nodes(WORLD, network) as found:
-        told = found.run_parts(_MODULE, [orders] * WORLD, _SECONDS, WAYS)
-    alone = told[WAYS.index(ALONE)]
-    for way, each in zip(WAYS, told, strict=True):
-        yield {"what": way, **figures(each, alone, options.steps)}
+        _, *told = found.run_parts(_MODULE, [orders] * WORLD, _SECONDS, [WARM_UP, *trainings])
+    by_name = dict(zip(trainings, told, strict=True))
+    by_way = {way: [by_name[part(way, seed)] for seed in SEEDS] for way in WAYS}
+    for way, each in by_way.items():
+        yield {"what": way, **figures(each, by_way[ALONE], options.steps)}
     for strategy in _GYM_HAS:
         yield {"what": f"EXO Gym, {strategy}: {_gym()}"}
 
 
-def figures(told: Told, alone: Told, steps: int) -> dict[str, Any]:
-    """Return the columns of one way to train; ``alone`` is the one that sends nothing."""
-    losses = [each["loss"] for each in told.reports]
+def part(way: str, seed: int) -> str:
+    """The name of a training."""
+    return f"{way} {seed}"
+
+
+def figures(told: Sequence[Told], alone: Sequence[Told], steps: int) -> dict[str, Any]:
+    """Return the columns of one way to train, of each seed; ``alone`` is that which sends nothing.
+
+    Args:
+        steps: of each training.
+    """
+    sent = [nbytes for each in told for nbytes in each.sent]
+    losses = [fmean(report["loss"] for report in each.reports) for each in told]
+    is_same = all(len({report["total"] for report in each.reports}) == 1 for each in told)
     return {
-        "KB per step and node": f"{sum(told.sent) / len(told.sent) / steps / 1e3:.2f}",
+        "KB per step and node": f"{fmean(sent) / steps / 1e3:.2f}",
         "share computing": f"{_slowest(alone) / _slowest(told):.3f}",
-        "test loss": f"{sum(losses) / len(losses):.4f}",
-        "same bits": "yes" if len({each["total"] for each in told.reports}) == 1 else "no",
+        "test loss": f"{fmean(losses):.4f}",
+        "of each seed": " ".join(f"{loss:.4f}" for loss in losses),
+        "same bits": "yes" if is_same else "no",
     }
 
 
-def _slowest(told: Told) -> float:
-    return float(max(each["elapsed"] for each in told.reports))
+def _slowest(told: Sequence[Told]) -> float:
+    return float(sum(max(report["elapsed"] for report in each.reports) for each in told))
 
 
 def _gym() -> str:

@@ -5,8 +5,8 @@ python -m benchmarks.rounds.peers_rank '{"rank": 0, ...}' '{"steps": 192, ...}'
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from time import monotonic, sleep
@@ -25,13 +25,27 @@ import allfold
 from allfold.diloco import DiLoCo
 from allfold.torch.hook import HookState
 from allfold.torch.hook import hook as wire_hook
-from benchmarks.rounds.peers import ALONE, BFLOAT16, DDP, INT4, POWER_SGD, TOPK, WAYS, Orders
+from benchmarks.rounds.peers import (
+    ALONE,
+    BFLOAT16,
+    DDP,
+    INT4,
+    POWER_SGD,
+    SEEDS,
+    TOPK,
+    WARM_UP,
+    WAYS,
+    Orders,
+    part,
+)
 from benchmarks.rounds.seat import Seat
 
 _TIMEOUT_SECONDS = 120.0
 _WIDTH = 256
 _BATCH = 16
 _LEARNING_RATE = 0.05
+# The first steps of a process import what later ones have.
+_STEPS_TO_WARM_UP = 4
 
 
 @dataclass(frozen=True)
@@ -127,28 +141,42 @@ def main() -> None:
     group = allfold.init(
         rank=seat.rank, world_size=seat.world, group=seat.group, timeout=_TIMEOUT_SECONDS
     )
-    images, test_images, labels, test_labels = load_data()
-    for way in WAYS:
-        torch.manual_seed(0)
-        batches = _batches(images, labels, seat, orders.steps)
-        training = Training(group, _model(), batches, orders)
-        dist.barrier()
-        began = monotonic()
-        _TRAININGS[way](training)
-        elapsed = monotonic() - began
-        with torch.no_grad():
-            loss = cross_entropy(training.model(test_images), test_labels).item()
-            total = parameters_to_vector(training.model.parameters()).double().sum().item()
-        seat.tell(way, Report(elapsed, loss, total))
+    data = load_data()
+    warm_up = [
+        _trained(way, group, 0, replace(orders, steps=_STEPS_TO_WARM_UP), data) for way in WAYS
+    ]
+    seat.tell(WARM_UP, warm_up[0])
+    for seed in SEEDS:
+        for way in WAYS:
+            seat.tell(part(way, seed), _trained(way, group, seed, orders, data))
     dist.destroy_process_group()
     allfold.shutdown()
 
 
-def _batches(images: Tensor, labels: Tensor, seat: Seat, steps: int) -> Batches:
+def _trained(
+    way: str, group: allfold.Group, seed: int, orders: Orders, data: Sequence[Tensor]
+) -> Report:
+    images, test_images, labels, test_labels = data
+    torch.manual_seed(seed)
+    training = Training(group, _model(), _batches(images, labels, group, seed, orders), orders)
+    dist.barrier()
+    began = monotonic()
+    _TRAININGS[way](training)
+    elapsed = monotonic() - began
+    with torch.no_grad():
+        loss = cross_entropy(training.model(test_images), test_labels).item()
+        total = parameters_to_vector(training.model.parameters()).double().sum().item()
+    return Report(elapsed, loss, total)
+
+
+def _batches(
+    images: Tensor, labels: Tensor, group: allfold.Group, seed: int, orders: Orders
+) -> Batches:
     """Yield this rank's share of each batch; the same ones in every way of training."""
-    generator = torch.Generator().manual_seed(1)
-    for _ in range(steps):
-        batch = torch.randint(len(images), (seat.world, _BATCH), generator=generator)[seat.rank]
+    generator = torch.Generator().manual_seed(1 + seed)
+    for _ in range(orders.steps):
+        shape = (group.world_size, _BATCH)
+        batch = torch.randint(len(images), shape, generator=generator)[group.rank]
         yield images[batch], labels[batch]
 
 

@@ -125,10 +125,12 @@ def test_a_line_that_was_cut_off_is_no_outcome(tmp_path: Path) -> None:
 def test_computing_is_compared_with_training_that_sends_nothing() -> None:
     alone = Told([{"elapsed": 2.0}] * 2, [0, 0])
     told = Told([{"elapsed": each, "loss": 0.5, "total": 1.0} for each in (3.0, 4.0)], [8000, 0])
-    assert figures(told, alone, 4) == {
+    again = Told([{**each, "loss": 0.7} for each in told.reports], [8000, 0])
+    assert figures([told, again], [alone, alone], 4) == {
         "KB per step and node": "1.00",
         "share computing": "0.500",
-        "test loss": "0.5000",
+        "test loss": "0.6000",
+        "of each seed": "0.5000 0.7000",
         "same bits": "yes",
     }
 
