@@ -20,8 +20,8 @@ PIP_ARGS ?=
 PYTEST_ARGS ?=
 WORKERS ?= 3
 CHAOS_ARGS ?=
-FUZZ_TIMES ?= 50
-NIGHTLY_FUZZ_TIMES ?= 4
+FUZZ_TIMES ?= 100
+NIGHTLY_FUZZ_TIMES ?= 8
 BENCH_ARGS ?=
 # The engine that tests of containers start keeps its base images here.
 export ALLFOLD_DOCKER_ROOT ?= $(CURDIR)/.venv/docker
@@ -88,7 +88,7 @@ chaos: .venv/.installed-dev ## ten minutes of faults and churn on real processes
 simulate: .venv/.installed-dev ## an hour of stories of faults in one process, on virtual time; the first that goes wrong is shown
 	@$(BIN)/python -m tests.simulator --seconds 3600 $(SIMULATE_ARGS)
 
-fuzz: .venv/.installed-dev ## the fuzz tests with FUZZ_TIMES (50) times as many inputs as `make test`
+fuzz: .venv/.installed-dev ## the fuzz tests with FUZZ_TIMES (100) times as many inputs as `make test`
 	@ALLFOLD_FUZZ_TIMES=$(FUZZ_TIMES) $(BIN)/python -m pytest --timeout 7200 $(PYTEST_ARGS) tests/fuzz
 
 pure: .venv/.installed-dev ## run the tests of the core and of membership

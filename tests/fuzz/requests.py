@@ -52,7 +52,7 @@ def asking(token: str, url: str) -> Ask:
         # What fields of a body, or parameters of a deletion, mean together is in no schema.
         excluded: list[Check] = [] if method == "get" else [positive_data_acceptance]
 
-        @tries(10)
+        @tries(5)
         @given(case=document[path][method].as_strategy(generation_mode=GenerationMode(mode)))
         def answers(case: Case[Any]) -> None:
             case.call_and_validate(headers=headers, excluded_checks=excluded)

@@ -126,7 +126,7 @@ DEEP = [b"[" * 60_000, b'{"a":' * 60_000, b'{"a":' * 990 + b"1" + b"}" * 990]
 NUMBERS = [b'{"a":1e999}', b'{"a":NaN}', b'{"a":-Infinity}', b"1" * 5000, b'{"a":"\\ud800"}']
 
 
-@tries(500)
+@tries(250)
 @given(mutated(FRAMES))
 def test_a_frame_header_is_read_or_refused(data: bytes) -> None:
     body = data[: HEADER_SIZE - 4]
@@ -147,7 +147,7 @@ def with_checksums(data: bytes) -> bytes:
     return header + struct.pack("<I", zlib.crc32(header)) + body
 
 
-@tries(500)
+@tries(250)
 @given(mutated(LINKS), st.integers(1, 50), st.booleans())
 def test_messages_of_a_link_are_read_or_refused(data: bytes, step: int, repaired: bool) -> None:
     reader, data = LinkReader(), with_checksums(data) if repaired else data
@@ -165,7 +165,7 @@ def test_a_link_keeps_no_more_than_the_longest_message() -> None:
         list(LinkReader().feed(header + struct.pack("<I", zlib.crc32(header))))
 
 
-@tries(500)
+@tries(250)
 @given(mutated(CALLS))
 def test_messages_of_the_local_socket_are_read_or_refused(data: bytes) -> None:
     for decode in (
@@ -181,7 +181,7 @@ def test_messages_of_the_local_socket_are_read_or_refused(data: bytes) -> None:
             continue
 
 
-@tries(300)
+@tries(150)
 @given(
     mutated(
         [
@@ -198,7 +198,7 @@ def test_a_fingerprint_is_read_or_refused(data: bytes) -> None:
     assert Fingerprint.unpack(found.pack()).pack() == found.pack()
 
 
-@tries(400)
+@tries(200)
 @given(mutated(JSON_UP + DEEP + NUMBERS))
 def test_the_orchestrator_reads_or_refuses_messages_of_a_control_link(data: bytes) -> None:
     try:
@@ -207,7 +207,7 @@ def test_the_orchestrator_reads_or_refuses_messages_of_a_control_link(data: byte
         return
 
 
-@tries(400)
+@tries(200)
 @given(mutated(JSON_DOWN + DEEP + NUMBERS))
 def test_an_agent_reads_or_refuses_messages_of_a_control_link(data: bytes) -> None:
     for each in (data, data.decode("latin-1")):
@@ -217,7 +217,7 @@ def test_an_agent_reads_or_refuses_messages_of_a_control_link(data: bytes) -> No
             continue
 
 
-@tries(300)
+@tries(150)
 @given(mutated([gzip.compress(b'{"plan":{"epoch":1}}')]))
 def test_a_packed_body_is_read_or_refused(data: bytes) -> None:
     body = {**ANSWER, "body": base64.b64encode(data).decode()}
@@ -239,7 +239,7 @@ def test_a_packed_body_takes_no_more_memory_than_a_plan_may() -> None:
         tracemalloc.stop()
 
 
-@tries(300)
+@tries(150)
 @given(mutated(DEEP + NUMBERS + JSON_UP))
 def test_json_is_an_object_or_a_value_error(data: bytes) -> None:
     try:
@@ -248,7 +248,7 @@ def test_json_is_an_object_or_a_value_error(data: bytes) -> None:
         return
 
 
-@tries(200)
+@tries(100)
 @given(st.text(), st.text(st.characters(max_codepoint=255)))
 def test_tokens_are_read_compared_or_refused(text: str, header: str) -> None:
     try:

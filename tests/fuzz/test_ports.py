@@ -75,7 +75,7 @@ RESPONSES = [
 ]
 
 
-@tries(300)
+@tries(150)
 @given(mutated(REQUESTS))
 def test_a_head_is_read_or_refused(data: bytes) -> None:
     near, far = socket.socketpair()
@@ -89,7 +89,7 @@ def test_a_head_is_read_or_refused(data: bytes) -> None:
         assert found is None or isinstance(found, HttpExchange)
 
 
-@tries(300)
+@tries(150)
 @given(mutated(RESPONSES))
 def test_an_answer_is_read_or_refused(data: bytes) -> None:
     near, far = socket.socketpair()
@@ -146,7 +146,7 @@ def test_the_data_port_answers_or_closes(
     place = listener.getsockname()
     server.start()
 
-    @tries(200)
+    @tries(100)
     @given(mutated([*REQUESTS, hello()]))
     def talks(data: bytes) -> None:
         with socket.create_connection(place, SECONDS) as sock, suppress(ConnectionError):
@@ -189,7 +189,7 @@ def test_the_local_socket_answers_or_lets_go(
     file = os.memfd_create("fuzz")
     hello = pack_json(Message.HELLO, {"protocol": PROTOCOL_VERSION})
 
-    @tries(300)
+    @tries(150)
     @given(
         st.booleans(), st.lists(mutated(RANK_MESSAGES).filter(len), max_size=6), st.integers(0, 3)
     )
@@ -218,7 +218,7 @@ def test_the_local_socket_answers_or_lets_go(
 NUMEL, CHUNK = 300, 100
 
 
-@tries(60)
+@tries(30)
 @given(mutated([b"".join(frames_of(NUMEL, CHUNK))]), st.booleans())
 def test_an_edge_takes_frames_or_ends_their_connection(data: bytes, is_tcp: bool) -> None:
     side = Side(1, (Receive(Slice(0, NUMEL), 0), Await(0)), 1, numel=NUMEL, chunk=CHUNK)
