@@ -46,8 +46,8 @@ def main() -> None:
     """Train; rank 0 says how it goes."""
     options = arguments()
     torch.set_num_threads(1)  # there are as many ranks as cores, or more
-    torch.manual_seed(0)
-    text = Text()
+    torch.manual_seed(options.seed)
+    text = Text(options.seed)
     model = Model(text.characters)
     steps = MODES[options.mode](model, options)
     group = allfold.init(
@@ -61,7 +61,8 @@ def main() -> None:
 class Text:
     """Characters as numbers, of which the last ones are held out."""
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
         text = "\n".join(topics[name] for name in sorted(topics))
         alphabet = {character: number for number, character in enumerate(sorted(set(text)))}
         numbers = torch.tensor([alphabet[character] for character in text])
@@ -72,7 +73,7 @@ class Text:
 
     def batch(self, step: int, rank: int) -> Tensor:
         """Return the sequences of a rank in a step, which are the same in both modes."""
-        generator = torch.Generator().manual_seed(step * 1000 + rank)
+        generator = torch.Generator().manual_seed(self._seed * 10**9 + step * 1000 + rank)
         starts = torch.randint(len(self._trained) - CONTEXT, (BATCH, 1), generator=generator)
         return self._trained[starts + torch.arange(CONTEXT + 1)]
 
@@ -226,6 +227,7 @@ def arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--mode", choices=MODES, default="diloco")
     add("--steps", type=int, default=240, help="of each rank  [%(default)s]")
+    add("--seed", type=int, default=0, help="of the model and the samples  [%(default)s]")
     add("--every", type=int, default=20, help="steps from round to round  [%(default)s]")
     add("--fragments", type=int, default=2, help="which take turns  [%(default)s]")
     add("--delay", type=int, default=5, help="steps until a round is waited for  [%(default)s]")
