@@ -280,6 +280,17 @@ def test_a_round_without_late_ranks_survives_the_loss_of_a_node(
         assert (values, took_part) == ([mean_of(weights, 1.0)], False)
 
 
+def test_a_dead_rank_that_has_called_is_not_taken_for_a_late_one_that_has(pool: RankPool) -> None:
+    """As many have called as there are ranks, and yet one is late."""
+    with pool.job(SHAPES["2x2"], timeout=OP_SECONDS, on_loss="shrink") as job:
+        call = job.start(2, round_programs.start_with_quorum, quorum=2, within=WITHIN)
+        assert results([call]) == [None]
+        job.ranks[2].kill()
+        for _, took_part, _, _, weights, _ in results(rounds(job, [0, 1], 1.0, quorum=2)):
+            assert took_part
+            assert (weights[:2], weights[-1]) == ([1.0, 2.0], 0.0)
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
