@@ -63,7 +63,7 @@ def _on_line(case: Case, network: Network, options: Options) -> Iterator[dict[st
     )
     yield _measured(case, network, rounds)
     if options.blocking == "all" or (options.blocking == NEAR and not network.is_forwarded):
-        # As long as one takes at least, so that the last one does not begin in vain.
+        # Shorter by what one all-reduce takes at least, so that none begins that cannot end.
         line = 2 * (WORLD - 1) / WORLD * rounds.numel * 4 * 8 / network.rate
         seconds = max(0.0, options.seconds - line)
         blocking = replace(

@@ -191,6 +191,22 @@ def test_a_late_rank_goes_on_where_the_others_are_and_loses_no_work(kept: bool) 
     Ranks(1, late=late).run(program)
 
 
+def test_a_weight_that_is_reset_while_a_round_is_in_flight_costs_a_late_rank_no_work() -> None:
+    """As where it is the tokens since the last round."""
+
+    def program(group: FakeGroup) -> None:
+        options = {"every": 2, "delay": 1, "outer_lr": 1.0, "momentum": 0.0}
+        model, diloco = made(group, (4,), **options, quorum=1, within=5.0)
+        for _ in range(2):
+            add(model, 1.0)
+            diloco.step()
+        diloco.weight = 0.0
+        assert len(diloco.step()) == 1
+        assert numbers(model, diloco) == [[1.0], [3.0]]
+
+    Ranks(1, late={0: Late(-1.0, 0)}).run(program)
+
+
 def test_a_round_that_was_called_meanwhile_is_not_caught_up_with_again() -> None:
     """The result of a fragment's round is as old as its delay."""
 

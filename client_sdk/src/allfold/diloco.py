@@ -203,16 +203,15 @@ class DiLoCo:
         series = fragment.series if self._feedback else None
         round_ = group.start_round(delta, weight=weight, feedback=series, **self._options)
         self._called += 1
-        fragment.flight = _Flight(round_, delta, began, self.steps + self._delay, self._called)
+        due, brings = self.steps + self._delay, self.weight > 0  # which may change until then
+        fragment.flight = _Flight(round_, delta, began, due, self._called, brings)
 
     def _finish(self, due: float) -> None:
-        """Apply the rounds that are due."""
         for fragment in self._fragments:
             if fragment.flight is not None and fragment.flight.due <= due:
                 self._apply(fragment, fragment.flight)
 
     def _told(self) -> list[RoundResult]:
-        """Return the results that nobody was told of yet."""
         results, self._results = self._results, []
         return results
 
@@ -224,7 +223,7 @@ class DiLoCo:
                 fragment.flight = None
         self._results.append(result)
         self._done = max(self._done, flight.number + result.behind)
-        keeps = self.weight > 0 and not (result.took_part or result.kept)
+        keeps = flight.brings and not (result.took_part or result.kept)
         fragment.apply(flight, self._outer_lr, self._momentum, keeps=keeps)
 
 
@@ -237,6 +236,7 @@ class _Flight:
     began: Tensor
     due: int  # step
     number: int  # of rounds that this rank had called with it
+    brings: bool  # what this rank has done counts
 
 
 class _Fragment:
