@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,11 +27,33 @@ def arenas_after_a_failure(group: allfold.Group, arena: bool, wait_twice: bool) 
     gc.disable()
     try:
         _fail(group, arena, wait_twice)
-        close_group(group.name)
-        maps = Path("/proc/self/maps").read_text().splitlines()
-        return sum("allfold-arena" in line for line in maps)
+        return _arenas_after_leaving(group)
     finally:
         gc.enable()
+
+
+def arenas_after_the_loss_of_the_agent(group: allfold.Group, agent: int) -> int:
+    """The mapped segments of a rank that has left after two calls to an agent that was killed."""
+    gc.collect()
+    gc.disable()
+    try:
+        _lose_the_agent(group, agent)
+        return _arenas_after_leaving(group)
+    finally:
+        gc.enable()
+
+
+def _lose_the_agent(group: allfold.Group, agent: int) -> None:
+    tensor = group.empty(1000, "float32")
+    os.kill(agent, signal.SIGKILL)
+    for _ in range(2):
+        _refused(lambda: group.all_reduce(tensor))
+
+
+def _arenas_after_leaving(group: allfold.Group) -> int:
+    close_group(group.name)
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    return sum("allfold-arena" in line for line in maps)
 
 
 def _fail(group: allfold.Group, arena: bool, wait_twice: bool) -> None:

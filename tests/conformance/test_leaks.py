@@ -137,3 +137,10 @@ def test_a_failed_op_keeps_no_memory_for_the_garbage_collector(
     with pool.job([0, 1], timeout=OP_SECONDS) as job:
         kept = job.run(memory_programs.arenas_after_a_failure, arena=arena, wait_twice=wait_twice)
         assert kept == [0, 0]
+
+
+def test_calls_to_an_agent_that_is_gone_keep_no_memory(pool: RankPool, services: Services) -> None:
+    """Of the first call that finds it gone, and of one after it."""
+    with pool.job([0, 1], timeout=OP_SECONDS) as job:
+        program = memory_programs.arenas_after_the_loss_of_the_agent
+        assert job.start(0, program, agent=services.agents["node0"].pid).result() == 0

@@ -220,8 +220,16 @@ class Arena:
         assert block.memory is not None
         # Through a memoryview, so that views refer to this very array and keep it alive.
         owner: Bytes = np.frombuffer(block.memory.data, np.uint8)
-        weakref.finalize(owner, self.free, block).atexit = False
+        self.free_with(owner, block)
         return owner
+
+    def free_with(self, owner: object, block: ArenaBlock) -> None:
+        """Give a block back when ``owner`` is gone.
+
+        A finalizer is kept as long as its object is: one that kept the arena, too, would keep all
+        that the arena's session knows of, and if that is an error of a call, its tensor.
+        """
+        weakref.finalize(owner, _give_back, weakref.ref(self), block).atexit = False
 
     def locate(self, address: int, nbytes: int) -> Region | None:
         """The region of memory that lies in the arena, ``None`` for any other memory."""
@@ -247,3 +255,8 @@ class Arena:
         segment = _Segment(number, self._new(number, -(-wanted // granule) * granule))
         self._segments[number] = segment
         return segment
+
+
+def _give_back(arena: weakref.ref[Arena], block: ArenaBlock) -> None:
+    if (owner := arena()) is not None:
+        owner.free(block)

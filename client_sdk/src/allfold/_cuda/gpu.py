@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -210,7 +209,7 @@ class CudaArray:
             "data": (block.address, False),
             "strides": None,
         }
-        weakref.finalize(self, gpu.arrays.free, block).atexit = False
+        gpu.arrays.free_with(self, block)
 
     @property
     def shape(self) -> tuple[int, ...]:

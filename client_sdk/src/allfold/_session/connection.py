@@ -83,7 +83,7 @@ class AgentConnection:
         self.requests = Requests()
         self.why_gone: Callable[[], str] = lambda: ""
         self._numbers = itertools.count(1)
-        self._lost: AgentLost | None = None
+        self._lost = ""
         self._is_anothers = False
         self._next_glance = 0.0
         disown_in_children(self)
@@ -95,13 +95,13 @@ class AgentConnection:
 
     @property
     def lost(self) -> AgentLost | None:
-        """Set when the agent is gone, and with it every group that was opened here."""
-        return self._lost
+        """An error once the agent is gone, and with it every group that was opened here."""
+        return self._loss() if self._lost else None
 
     @property
     def is_usable(self) -> bool:
         """False if the agent is gone, and in a forked child."""
-        return self._lost is None and not self._is_anothers
+        return not self._lost and not self._is_anothers
 
     # Asking
 
@@ -135,7 +135,7 @@ class AgentConnection:
         pending = Pending(self)
         with self._lock:
             if self._lost:
-                raise self._lost
+                raise self._loss()
             self.requests.open[key] = pending
         return pending
 
@@ -317,13 +317,19 @@ class AgentConnection:
 
     def lose(self, message: str) -> AgentLost:
         """Give the agent up: all that waits, and every later call, gets this error."""
-        more = "" if self._lost is not None else self.why_gone()
+        more = "" if self._lost else self.why_gone()
         with self._lock:
-            if self._lost is None:
-                self._lost = AgentLost(f"{message}; the ops in flight are lost{more}")
-            self.requests.fail_all(self._lost)
+            self._lost = self._lost or f"{message}; the ops in flight are lost{more}"
+            self.requests.fail_all(self._loss)
             self._changed.notify_all()
-            return self._lost
+        return self._loss()
+
+    def _loss(self) -> AgentLost:
+        """An error to raise, for one caller.
+
+        One that has been raised keeps the frames that it has passed, and they the caller's tensors.
+        """
+        return AgentLost(self._lost)
 
     # Beginning and end
 
@@ -356,7 +362,7 @@ class AgentConnection:
         # Another thread of the parent may have held them; it does not exist here.
         self._lock = Lock()
         self._changed = Condition(self._lock)
-        self.requests.fail_all(self._anothers())
+        self.requests.fail_all(self._anothers)
 
     def close(self) -> None:
         """Disconnect."""

@@ -115,10 +115,10 @@ class Requests:
         """Ignore what the agent says of a group that was left."""
         self._listeners.pop(number, None)
 
-    def fail_all(self, error: AllfoldError) -> None:
-        """End all that wait with an error."""
+    def fail_all(self, error: Callable[[], AllfoldError]) -> None:
+        """End all that wait, each with an error of its own."""
         for pending in self.open.values():
-            pending.error, pending.done = error, True  # in this order: who waits looks at done
+            pending.error, pending.done = error(), True  # in this order: who waits looks at done
         self.open.clear()
 
     def dispatch(self, data: bytes, files: Files | None, *, again: bool) -> None:
