@@ -39,8 +39,9 @@ class CallStatus(TypedDict):
 class RecordedRound(TypedDict):
     """Who took part in a weighted mean, in the rank numbers of its epoch.
 
-    ``weight`` is the sum of all ranks'; those without one are ``absent``, of whom those of this
-    node that the mean did not wait for are ``late``. ``sent_bytes`` is what this node has sent.
+    ``weight`` is the sum over all ranks. ``absent`` are the ranks of weight 0; ``late`` those of
+    them that are on this node and that the mean did not wait for. ``sent_bytes`` is what this
+    node has sent.
     """
 
     weight: float

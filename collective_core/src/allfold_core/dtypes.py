@@ -167,7 +167,7 @@ class Wire(Enum):
         return elements + self.scales_nbytes(numel)
 
     def elements_nbytes(self, numel: int) -> int:
-        """The part of it that is elements, of a lossy format."""
+        """Return the bytes of encoded elements without their scales; of a lossy format."""
         return -(-self.travelling(numel) * self.bits // 8)
 
     def travelling(self, numel: int) -> int:
@@ -175,7 +175,7 @@ class Wire(Enum):
         return -(-numel // self.one_of)
 
     def scales_nbytes(self, numel: int) -> int:
-        """The part of it that is scales; they come first."""
+        """Return the bytes of the scales, which come before the elements."""
         return -(-numel // self.block) * self.scale_bytes if self.block else 0
 
     @property

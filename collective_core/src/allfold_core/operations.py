@@ -133,8 +133,8 @@ class Quorum(NamedTuple):
     """How many ranks are enough for an op, and for how long the others are waited for.
 
     Attributes:
-        ranks: that many; 0 for all, however long that takes.
-        within: so many seconds from when these have called.
+        ranks: those that must have called; 0 for all of them, however long that takes.
+        within: the seconds from then on in which the others may still call.
     """
 
     ranks: int

@@ -97,7 +97,7 @@ class Cap:
 
     @property
     def scope(self) -> str:
-        """What it is on, for people; no two caps of an orchestrator have the same."""
+        """What the cap applies to, in words. No two caps of an orchestrator have the same scope."""
         if self.node:
             return f"node {self.node}"
         if self.group:
