@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ import torch
 
 import allfold
 from allfold._process.settings import socket_path
+from allfold._session.in_flight import Lander
+from allfold._session.requests import Requests
 from allfold_agent.settings import AgentSettings
 from allfold_core.errors import (
     AgentLost,
@@ -291,14 +294,15 @@ def test_others_can_go_on_while_a_connection_is_closed(
     assert said == ["there is no group any more", "closed"]
 
 
-@pytest.mark.parametrize("runtime", ["/run/user/7", ""])
+@pytest.mark.parametrize("runtime", ["there", "gone", ""])
 def test_the_agent_and_its_ranks_look_for_each_other_at_the_same_place(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, runtime: str
 ) -> None:
     monkeypatch.delenv("ALLFOLD_SOCKET", raising=False)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+    (tmp_path / "there").mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", f"{tmp_path}/{runtime}" if runtime else "")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    place = f"{runtime}/allfold" if runtime else f"{tmp_path}/allfold-{os.getuid()}"
+    place = tmp_path / ("there/allfold" if runtime == "there" else f"allfold-{os.getuid()}")
     assert AgentSettings().socket == socket_path() == f"{place}/agent.sock"
 
 
@@ -309,3 +313,28 @@ def test_a_socket_that_is_no_agents_is_no_place_to_wait_for_ever(tmp_path: Path)
         mute.listen(8)
         with pytest.raises(AgentUnreachable, match="does not answer"):
             allfold.init(rank=0, world_size=1, agent=path, init_timeout=0.2)
+
+
+def test_an_outcome_is_not_lost_though_handlers_of_signals_raise_amid_it_again_and_again(
+    agent: FakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = open_group(agent)
+    work = group.all_reduce(np.ones(4), async_op=True)
+    answer(agent, taken_op(agent))
+    interrupts = iter([KeyboardInterrupt, TimeoutError, KeyboardInterrupt])
+    dispatch = Requests.dispatch
+
+    def interrupted(*given: Any, **named: Any) -> None:
+        if interrupt := next(interrupts, None):
+            raise interrupt
+        dispatch(*given, **named)
+
+    with monkeypatch.context() as patched:
+        # The thread that sees to results would come in between.
+        patched.setattr(Lander, "_look", lambda *_given, **_named: None)
+        patched.setattr(Requests, "dispatch", interrupted)
+        for expected in (KeyboardInterrupt, TimeoutError, KeyboardInterrupt):
+            with pytest.raises(expected):
+                work.wait()
+        work.wait()
+    leave(agent, group)

@@ -364,20 +364,28 @@ def test_a_file_in_place_of_the_folder_is_named(home: Home, place: str) -> None:
 
 @pytest.mark.long
 def test_a_folder_that_cannot_be_made_is_named(home: Home) -> None:
-    with JobRank(home, ONE, XDG_RUNTIME_DIR="/proc/nowhere") as rank:
+    with JobRank(home, ONE, XDG_RUNTIME_DIR="/proc") as rank:
         said = rank.refusal()
-    assert said.startswith("the folder /proc/nowhere/allfold/jobs for the services of this job ")
+    assert said.startswith("the folder /proc/allfold/jobs for the services of this job ")
     assert "No such file or directory" in said
+
+
+def test_a_runtime_folder_that_is_on_another_machine_is_not_used(home: Home) -> None:
+    """As where ``srun`` has passed on the variable of the machine that one has logged in to."""
+    with JobRank(home, ONE, XDG_RUNTIME_DIR=str(home.folder / "not" / "here")) as rank:
+        assert rank.agent().is_relative_to(home.folder / f"allfold-{os.getuid()}" / "jobs")
+    assert_nothing_is_left(home)
 
 
 @pytest.mark.long
 def test_too_long_a_path_is_refused_before_anything_starts(home: Home) -> None:
     folder = home.folder / ("x" * 80)
+    folder.mkdir()
     with JobRank(home, ONE, XDG_RUNTIME_DIR=str(folder)) as rank:
         said = rank.refusal()
     assert "has too long a path" in said
     assert "Unix sockets allow 107" in said
-    assert not folder.exists()
+    assert not list(folder.iterdir())
 
 
 def mounted(home: Home, options: str) -> list[str]:
@@ -404,7 +412,9 @@ def test_a_folder_that_is_full_or_not_writable_is_named_and_nothing_is_left(
 ) -> None:
     with JobRank(home, ONE, *mounted(home, options)) as rank:
         said = rank.refusal()
-    jobs = home.folder / "allfold" / "jobs"
+    # Both folders are the same here: one that cannot be written to is passed over, this one cannot.
+    folder = f"allfold-{os.getuid()}" if options == "ro" else "allfold"
+    jobs = home.folder / folder / "jobs"
     assert said.startswith(f"the folder {jobs} for the services of this job cannot be used: ")
     assert reason in said
     assert "Set XDG_RUNTIME_DIR or TMPDIR" in said

@@ -190,8 +190,16 @@ def refused(group: allfold.Group, what: str) -> None:
             group.all_reduce(values, strategy="bus")
         case "a strategy that cannot run the kind":
             group.broadcast(values, root=0, strategy="ring")
+        case "a strategy without a name":
+            group.all_reduce(values, strategy=None)
+        case "several strategies":
+            group.all_reduce(values, strategy=["ring"])
         case "a negative shape":
             group.empty((3, -1))
+        case "a shape that is no number":
+            group.empty("ab")
+        case "a shape for which no machine has memory":
+            group.empty((1 << 40, 1 << 40))
         case _:
             raise ValueError(what)
 

@@ -174,6 +174,8 @@ class Interrupted:
         for size in ("short", "long", "short"):
             self.call_right("all_reduce", SIZES[size])
         assert op.is_right, f"it was written to after it was done: {interruption.where}"
+        in_flight = self._group._channel.in_flight
+        wait_until(lambda: not in_flight(), f"all have outcomes: {interruption.where}", 5.0)
         return interruption.where
 
     def _call(self, op: Op, interruption: Interruption, *, async_op: bool) -> None:

@@ -251,6 +251,40 @@ def test_processes_that_are_numbered_by_hand_meet_and_commands_find_their_servic
     assert_nothing_is_left(home)
 
 
+TO_A_FILE = """
+import pathlib
+import numpy as np
+import allfold
+allfold.init()
+total = allfold.all_reduce(np.full(3, allfold.rank() + 1.0))
+pathlib.Path(f"{__file__}.{allfold.rank()}").write_text(f"sum {total.tolist()}")
+allfold.shutdown()
+"""
+
+
+@pytest.mark.parametrize("closed", [">&- 2>&-", long("<&- >&-"), long("<&- >&- 2>&-")])
+def test_ranks_without_standard_streams_meet(home: Home, closed: str) -> None:
+    """As a daemon's: what they open has the numbers of these."""
+    path = script(home, TO_A_FILE)
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, path]
+    with ExitStack() as ending:
+        for each in [ending.enter_context(Launched(home, command, each)) for each in BY_HAND]:
+            each.finish()
+    assert [Path(f"{path}.{rank}").read_text() for rank in range(2)] == [RIGHT] * 2
+    assert_nothing_is_left(home)
+
+
+@pytest.mark.long
+def test_ranks_that_no_launcher_names_are_told_who_meets_if_one_does_not_come(home: Home) -> None:
+    variables = {"RANK": "0", "WORLD_SIZE": "2", "ALLFOLD_INIT_TIMEOUT": "10"}
+    (rank,) = ranks(home, [variables])
+    with rank:
+        text = rank.finish(status=1)
+    assert "rank 1 of 2 did not come" in text
+    assert f"the ranks that one process has started, here number {os.getpid()}" in text
+    assert "the same MASTER_ADDR and MASTER_PORT" in text
+
+
 def tls(home: Home) -> dict[str, str]:
     """Return the variable of a user with a certificate."""
     return {"ALLFOLD_TLS_DIR": str(certificates(home.folder / "certs", "node").path / "node")}

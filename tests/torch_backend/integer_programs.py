@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -53,6 +54,20 @@ def divided_once(rank: int, size: int) -> None:
     both.wait()
     check(coming.wait()[0], _mean(size))
     check(tensors, [_mean(size)] * 3)
+
+
+@in_group
+def held(rank: int, size: int) -> None:
+    """Of many that were waited for, no handle is kept, though nothing else is called."""
+    handles = []
+    for _ in range(20):
+        tensor = _given(rank)
+        work = dist.all_reduce(tensor, AVG, async_op=True)
+        work.wait()
+        check(tensor, _mean(size))
+        handles.append(weakref.ref(work))
+    kept = sum(each() is not None for each in handles)
+    assert kept <= 2, kept  # the last one, and this variable
 
 
 @in_group

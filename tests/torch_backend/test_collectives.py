@@ -40,6 +40,7 @@ def test_torch_distributed(torch_job: TorchJob, program: Program) -> None:
     [
         integer_programs.all_reduced,
         integer_programs.divided_once,
+        integer_programs.held,
         integer_programs.reduced,
         integer_programs.scattered,
         integer_programs.coalesced,

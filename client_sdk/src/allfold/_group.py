@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -301,9 +302,7 @@ class Group(Collectives):
             ArenaExhausted: no memory is left.
         """
         self.membership.check()
-        sizes = (shape,) if isinstance(shape, int) else tuple(shape)
-        if any(size < 0 for size in sizes):
-            raise InvalidArgument(f"a shape has no negative sizes, got {sizes}")
+        sizes = _tensors.sizes_of(shape)
         itemsize = itemsize_of(dtype)
         session = self.membership.session
         if str(device) != "cpu":
@@ -312,7 +311,7 @@ class Group(Collectives):
             ordinal = gpu.ordinal_of_device(device)
             if ordinal is not None:
                 return gpu.empty(session.gpu(ordinal), sizes, dtype)
-        nbytes = itemsize * int(np.prod(sizes, dtype=np.int64))
+        nbytes = itemsize * prod(sizes)
         return _tensors.make(session.arena.array(nbytes), sizes, dtype)
 
     def strategy_for(self, kind: str, nbytes: int) -> str:

@@ -25,6 +25,7 @@ from allfold_core.errors import (
     InvalidArgument,
     MultipleRegister,
     MultipleUnregister,
+    PeerMissing,
     RegisterNotFirstOperation,
 )
 from allfold_core.group_options import Given
@@ -81,6 +82,10 @@ class JoinedGroups:
         try:
             membership = RankMembership.join(session, seat, settings)
             return self._opened(membership, settings)
+        except PeerMissing as error:
+            if self._used is not None:
+                error.message += self._used.who_meets
+            raise
         finally:
             with self._closing_if_idle():
                 if self._opening.get(seat.group) is seat:

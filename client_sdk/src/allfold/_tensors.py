@@ -13,7 +13,7 @@ from ctypes import memmove
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
-from operator import mul
+from operator import index, mul
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from allfold_core.dtypes import DType
 from allfold_core.errors import InvalidArgument
 from allfold_core.operations import MAX_DIMENSIONS
 
+_MOST_ELEMENTS = 1 << 48  # more bytes than a process can address
 _LEGACY_STREAM = 1  # what CUDA calls it, the one that waits for all others
 
 
@@ -336,6 +337,25 @@ def like(tensor: Any, shape: tuple[int, ...]) -> Any:
         f"a new {type(tensor).__name__} cannot be made for the result; say with output= where it "
         "is to go"
     )
+
+
+def sizes_of(shape: Any) -> tuple[int, ...]:
+    """Return the sizes of a shape, which is one integer or several, of Python or NumPy.
+
+    Raises:
+        InvalidArgument: it is something else, or there is no such tensor.
+    """
+    try:
+        sizes = (index(shape),) if hasattr(shape, "__index__") else tuple(map(index, shape))
+    except TypeError:
+        raise InvalidArgument(f"a shape is an integer or several, got {shape!r}") from None
+    if any(size < 0 for size in sizes):
+        raise InvalidArgument(f"a shape has no negative sizes, got {sizes}")
+    if prod(sizes) > _MOST_ELEMENTS:
+        raise InvalidArgument(
+            f"no machine has memory for {sizes}, which are {prod(sizes)} elements"
+        )
+    return sizes
 
 
 def make(memory: Bytes, shape: Sequence[int], dtype: Any) -> Any:

@@ -21,11 +21,12 @@ import socket
 import subprocess
 import sys
 import tempfile
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from time import monotonic
-from typing import Any, Self
+from typing import IO, Any, Self
 
 from allfold_cluster.environment import service_environment
 from allfold_cluster.job_folder import (
@@ -46,6 +47,7 @@ LONGEST_NEWS = 64 * 1024
 _LOG, _RECORD = "supervisor.log", "job.json"
 _BACKLOG = 512
 _SPAWN_SECONDS = 30.0
+_FIRST_OF_OTHERS = 3  # behind the standard streams
 _TAIL_CHARACTERS = 2000
 _PORT_IS_FROM = "MASTER_PORT (it is the port after that one)"
 
@@ -170,7 +172,9 @@ class Lifeline:
         news = self._next_news(deadline)
         if news is None:
             raise AgentUnreachable(
-                "the services of this job were not ready in time" + last_words(self.job)
+                "the services of this job were not ready in the time that this rank has to start; "
+                "where a machine is slow or busy, give it more with ALLFOLD_INIT_TIMEOUT, "
+                "init_timeout= or, under torch, timeout=" + last_words(self.job)
             )
         if "error" in news:
             raise from_dict(news["error"])
@@ -290,15 +294,31 @@ def _start(folder: Path, path: Path, services: JobServices, token: str) -> str:
             listener.bind(str(path))
             listener.listen(_BACKLOG)
             listen = "" if serving is None else join_address(*bound(serving))
-            inherited = [each.fileno() for each in (lock, listener, serving) if each is not None]
             packed = replace(services, listen=listen).pack()
-            arguments = [str(own), packed, *map(str, inherited)]
-            _spawn(services.job, arguments, token, inherited, log.fileno())
+            with _inheritable(lock, listener, serving) as inherited:
+                arguments = [str(own), packed, *map(str, inherited)]
+                _spawn(services.job, arguments, token, inherited, log.fileno())
             return listen
     except BaseException:
         path.unlink(missing_ok=True)
         shutil.rmtree(own, ignore_errors=True)
         raise
+
+
+@contextmanager
+def _inheritable(*files: IO[str] | socket.socket | None) -> Iterator[list[int]]:
+    """Give descriptors of files that no standard stream of a child takes the place of.
+
+    Where those of this process are closed, what it opens gets their numbers.
+    """
+    with ExitStack() as closing:
+        inherited = []
+        for file in files:
+            if file is not None:
+                number = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, _FIRST_OF_OTHERS)
+                closing.callback(os.close, number)
+                inherited.append(number)
+        yield inherited
 
 
 def _serving(services: JobServices) -> AbstractContextManager[socket.socket | None]:

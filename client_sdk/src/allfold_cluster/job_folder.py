@@ -60,8 +60,9 @@ def _locked(folder: Path) -> Iterator[None]:
     path = folder / LOCK
     for tries_left in reversed(range(_CLAIM_TRIES)):
         try:
+            folder.parent.parent.mkdir(parents=True, exist_ok=True)
             for each in (folder.parent, folder):
-                each.mkdir(mode=0o700, parents=each is folder.parent, exist_ok=True)
+                each.mkdir(mode=0o700, exist_ok=True)
                 _check_is_ours(each)
             lock = path.open("a")
         except FileNotFoundError:  # removed meanwhile, by who was the last

@@ -38,6 +38,8 @@ log = logging.getLogger("allfold_cluster.supervisor")
 LINGER_SECONDS = 3.0
 # The first one is there already, unless it was killed: it connects once it has started this.
 _FIRST_SECONDS = 5.0
+# A start ends when the last rank has given up waiting, each by a deadline of its own.
+_START_SECONDS = 3600.0
 # How often the orchestrator is asked who is left, once no rank of this machine is.
 _ASK_SECONDS = 1.0
 # Of its open files, beside two for each rank: for its services and their logs.
@@ -173,6 +175,7 @@ class Supervisor:
             interrupts=interrupts,
             orchestrator_url=services.orchestrator,
             folder=self._folder,
+            seconds=_START_SECONDS,
         )
 
     def _start(self, cluster: Cluster) -> None:

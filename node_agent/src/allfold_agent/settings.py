@@ -46,7 +46,8 @@ class AgentSettings(ServiceSettings):
     socket: str = variable(
         "ALLFOLD_SOCKET",
         "path of the Unix socket on which ranks connect (default: agent.sock in "
-        "$XDG_RUNTIME_DIR/allfold, or in allfold-<uid> of the temporary folder)",
+        "$XDG_RUNTIME_DIR/allfold if this user can use that folder, else in allfold-<uid> of the "
+        "temporary folder)",
         default_factory=_default_socket,
     )
     control: str = variable(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -221,10 +222,12 @@ def test_a_timeout_that_is_none_is_refused(seconds: float) -> None:
     check_timeout(LONGEST_TIMEOUT)
 
 
-def test_agent_and_ranks_of_a_user_meet_in_a_folder_of_this_user() -> None:
+def test_agent_and_ranks_of_a_user_meet_in_a_folder_that_this_user_has(tmp_path: Path) -> None:
     assert default_socket({}, 7, "/tmp") == "/tmp/allfold-7/agent.sock"
-    runtime = {"XDG_RUNTIME_DIR": "/run/user/7"}
-    assert default_socket(runtime, 7, "/tmp") == "/run/user/7/allfold/agent.sock"
+    runtime = {"XDG_RUNTIME_DIR": str(tmp_path)}
+    assert default_socket(runtime, 7, "/tmp") == f"{tmp_path}/allfold/agent.sock"
+    gone = {"XDG_RUNTIME_DIR": f"{tmp_path}/gone"}
+    assert default_socket(gone, 7, "/tmp") == "/tmp/allfold-7/agent.sock"
 
 
 def test_json_messages_are_objects() -> None:

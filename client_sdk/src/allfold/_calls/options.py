@@ -130,6 +130,8 @@ def agreed(
     Raises:
         InvalidArgument: the options cannot work.
     """
+    if not isinstance(strategy, str):
+        raise InvalidArgument(f"strategy= is the name of one, got {strategy!r}")
     found = _wire(call, wire, usual_wire)
     if feedback is not None and found.effective(call.kept_dtype) is Wire.NATIVE:
         raise InvalidArgument("feedback= is for a lossy wire=, and this one loses nothing")

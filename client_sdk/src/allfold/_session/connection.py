@@ -11,6 +11,7 @@ import logging
 import os
 import select
 import socket
+import struct
 from collections import deque
 from collections.abc import Callable, Hashable
 from contextlib import suppress
@@ -44,6 +45,9 @@ _SOME_DESCRIPTORS = socket.CMSG_SPACE(4 * DESCRIPTOR.size)
 _RECEIVING = (MAX_MESSAGE,), (_SOME_DESCRIPTORS,), (socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC,)
 # How long a thread sleeps at most while another one reads, which an exception may have ended.
 _NAP_SECONDS = 0.5
+
+# What a message that cannot be processed raises; handlers of signals raise others, nearly always.
+_FAULTS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, struct.error)
 
 Received = tuple[bytes, list[tuple[int, int, bytes]], int, Any]
 """The result of ``recvmsg``: data, ancillary data, flags, address."""
@@ -310,7 +314,7 @@ class AgentConnection:
     def _dispatch_or_drop(self, data: bytes, files: Files | None, *, again: bool) -> None:
         try:
             self.requests.dispatch(data, files, again=again)
-        except BaseException:
+        except _FAULTS:
             if again:  # it was no signal's handler, but is the message
                 self._inbox.popleft()
             raise

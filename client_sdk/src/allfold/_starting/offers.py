@@ -29,6 +29,7 @@ from allfold._starting.surroundings import (
     parent_process,
     resolved,
     run_name,
+    who_meets,
 )
 from allfold_cluster.job import JobServices, Lifeline, join
 from allfold_core.errors import AgentUnreachable, InvalidArgument
@@ -75,10 +76,11 @@ class OwnServices:
 
     Attributes:
         offer: what other ranks have to know.
+        who_meets: a sentence on that, to be appended to one; "" where a launcher says it.
     """
 
     def __init__(self, offer: ServicesOffer, lifeline: Lifeline) -> None:
-        self.offer = offer
+        self.offer, self.who_meets = offer, ""
         self._lifeline = lifeline
 
     @property
@@ -170,7 +172,9 @@ def started_alone(
     if url := environment.get("ALLFOLD_ORCHESTRATOR_URL", ""):
         return _joined(job, "", environment, orchestrator=url)
     if not _are_apart(environment, world_size):
-        return _joined(job, _token(environment) or secrets.token_urlsafe(24), environment)
+        services = _joined(job, _token(environment) or secrets.token_urlsafe(24), environment)
+        services.who_meets = who_meets(environment)
+        return services
     host, port = _meeting_place(environment)
     address = join_address(host, port)
     if is_of_this_machine(host):

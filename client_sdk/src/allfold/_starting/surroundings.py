@@ -97,10 +97,24 @@ def run_name(environment: Environment, parent: str) -> str:
     Args:
         parent: the process that started this one, where no launcher names the run.
     """
-    names = _OF_RUNS + (_OF_STEPS if is_in_slurm_step(environment) else ())
-    known = [f"{name}={environment[name]}" for name in names if environment.get(name)]
-    text = "\0".join(known or [parent])
+    text = "\0".join(_names_of_run(environment) or [parent])
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def who_meets(environment: Environment) -> str:
+    """Return a sentence on which ranks meet where no launcher names the run; "" where one does."""
+    if _names_of_run(environment):
+        return ""
+    return (
+        " No launcher names this job, so these are the ranks that one process has started, here "
+        f"number {os.getppid()}. For others give all ranks the same MASTER_ADDR and MASTER_PORT, "
+        "or ALLFOLD_SOCKET."
+    )
+
+
+def _names_of_run(environment: Environment) -> list[str]:
+    names = _OF_RUNS + (_OF_STEPS if is_in_slurm_step(environment) else ())
+    return [f"{name}={environment[name]}" for name in names if environment.get(name)]
 
 
 def parent_process() -> str:

@@ -80,6 +80,8 @@ class Communicator:
         quotients: Quotients | None = None,
     ) -> Work:
         """Return the handle of a collective."""
+        if self._means:
+            self._divide_means()
         if quotients is not None and not ops:
             quotients.divide()
         work = self._seen(Work(ops, tensors, self._progress, self._on_error, quotients))

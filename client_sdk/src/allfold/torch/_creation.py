@@ -13,7 +13,7 @@ from typing import Any
 from torch.distributed.distributed_c10d import BackendConfig
 
 from allfold._registry import open_group, registry
-from allfold._starting.surroundings import are_wanted
+from allfold._starting.surroundings import VARIABLE, StartMode, are_wanted, start_mode
 from allfold.torch._functional import functional
 from allfold.torch._process_group import BACKEND, ProcessGroup
 from allfold.torch._rendezvous import Handle, follow, lead, name_prefix
@@ -107,6 +107,12 @@ def _take(offer: dict[str, str] | None) -> None:
         raise AgentUnreachable(
             "rank 0 has started services for this job, as it knows of no agent, but on this rank "
             f"ALLFOLD_SOCKET names one, {named}: set it for all ranks, or for none"
+        )
+    if start_mode() is StartMode.NEVER:
+        raise AgentUnreachable(
+            "rank 0 has started services for this job, as it knows of no agent, but on this rank "
+            f"{VARIABLE} is never: set that for all ranks, with an agent on each machine, or for "
+            "none"
         )
     from allfold._starting.offers import ServicesOffer, taken
 

@@ -9,6 +9,7 @@ arena, whose segments (memfds, or memory of a GPU) are handed over with SCM_RIGH
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Mapping
 from enum import IntEnum
@@ -58,13 +59,17 @@ class Message(IntEnum):
 def default_socket(environment: Mapping[str, str], uid: int, temporary: str) -> str:
     """Return the default path of the socket of an agent and its ranks, in a folder of this user's.
 
+    ``XDG_RUNTIME_DIR`` may have come along from another machine or another user, as with ``srun``
+    and ``su``: it counts where this user can use it.
+
     Args:
         environment: the process's variables.
         uid: the user's number.
         temporary: the folder for temporary files.
     """
     runtime = environment.get("XDG_RUNTIME_DIR")
-    folder = f"{runtime}/allfold" if runtime else f"{temporary}/allfold-{uid}"
+    is_usable = runtime and os.access(runtime, os.W_OK | os.X_OK)
+    folder = f"{runtime}/allfold" if is_usable else f"{temporary}/allfold-{uid}"
     return f"{folder}/agent.sock"
 
 
