@@ -14,6 +14,7 @@ from torch import nn
 
 import allfold
 from allfold._handles.round import RoundResult
+from allfold_core.errors import InvalidArgument
 
 SECONDS = 20.0
 Result = TypeVar("Result")
@@ -82,6 +83,7 @@ class FakeGroup:
     def __init__(self, ranks: Ranks, rank: int) -> None:
         self.ranks, self.rank = ranks, rank
         self.calls: list[Call] = []
+        self.refuses: set[int] = set()  # by their numbers
         self.step = 0
 
     @property
@@ -94,6 +96,8 @@ class FakeGroup:
     def start_round(self, tensor: torch.Tensor, **options: Any) -> FakeRound:
         number = len(self.calls)
         self.calls.append(Call(self.step, tensor.numel(), options))
+        if number in self.refuses:
+            raise InvalidArgument("refused")
         self.ranks.bring(self.rank, number, tensor.numpy(), options["weight"])
         return FakeRound(self.ranks, number, tensor)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
 import torch
 
 from allfold.diloco import DiLoCo
-from allfold_core.errors import InvalidArgument, PeerLost, PeerMissing
+from allfold_core.errors import InvalidArgument, PeerLost, PeerMissing, ServiceError
 from tests.client_sdk.diloco_ranks import FakeGroup, Late, Ranks, add, model_of, reference
 
 SIZES = (3, 5, 2, 6, 4)
@@ -286,6 +287,87 @@ def test_half_types_have_a_synchronized_copy_in_float32() -> None:
     Ranks(1).run(program)
 
 
+def test_what_a_half_type_rounds_is_no_training() -> None:
+    """Each step of rank 0 is one that bfloat16 has; rank 1 does nothing."""
+    step, steps = 2.0**-7, 40
+
+    def program(group: FakeGroup) -> list[float]:
+        model = model_of((1,), torch.bfloat16)
+        with torch.no_grad():
+            model[0].fill_(1.0)
+        options: dict[str, Any] = {"every": 1, "outer_lr": 1.0, "momentum": 0.0, "wire": "native"}
+        diloco = DiLoCo(model, group.as_group, **options)
+        for _ in range(steps):
+            if group.rank == 0:
+                add(model, step)
+            diloco.step()
+        return [each.item() for each in diloco.state_dict()["synchronized"]]
+
+    assert Ranks(8).run(program) == [[1.0 + steps * step / 8]] * 8
+
+
+def test_one_round_that_cannot_begin_costs_no_other_its_place() -> None:
+    """Fragments of one step begin in the same order on all ranks."""
+
+    def program(group: FakeGroup) -> list[int]:
+        model, diloco = made(group, every=1, fragments=2)
+        group.refuses = {2}
+        for refused in (False, True, False):
+            add(model, 1.0)
+            if refused:
+                with pytest.raises(InvalidArgument, match="refused"):
+                    diloco.step()
+            else:
+                diloco.step()
+        return [call.numel for call in group.calls]
+
+    assert Ranks(1).run(program) == [[10, 10] * 3]
+
+
+def test_a_rank_whose_missed_results_are_gone_says_so_until_it_has_the_state_of_another() -> None:
+    gone = ServiceError("not kept", seq=0, not_kept=True)
+
+    def program(group: FakeGroup) -> None:
+        model, diloco = made(group, every=1)
+        state = diloco.state_dict()
+        for _ in range(2):
+            add(model, 1.0)
+            with pytest.raises(ServiceError, match="not kept"):
+                diloco.step()
+        assert len(group.calls) == 1
+        diloco.load_state_dict(state)
+        assert len(diloco.step()) == 1
+
+    Ranks(1, fails={0: (gone, True)}).run(program)
+
+
+def test_only_one_of_a_group_has_a_quorum() -> None:
+    def program(group: FakeGroup) -> None:
+        options = {"every": 1, "quorum": 1, "within": 1.0}
+        (_, one), (_, other), (_, without) = (
+            made(group, **given) for given in (options, options, {"every": 1})
+        )
+        one.step()
+        without.step()
+        with pytest.raises(InvalidArgument, match=r"another DiLoCo .* a group of its own"):
+            other.step()
+        del one
+        gc.collect()
+        assert len(other.step()) == 1
+
+    Ranks(1).run(program)
+
+
+def test_results_that_are_kept_keep_no_tensors() -> None:
+    def program(group: FakeGroup) -> None:
+        model, diloco = made(group, every=1)
+        add(model, 1.0)
+        (result,) = diloco.step()
+        assert result.tensors is None
+
+    Ranks(1).run(program)
+
+
 def test_parameters_that_need_no_gradient_are_left_alone() -> None:
     model = model_of((4, 2))
     model[0].requires_grad_(False)
@@ -326,6 +408,11 @@ def test_each_fragment_has_a_series_of_rounding_errors_where_the_wire_loses(
         ({"every": 4, "fragments": 0}, r"\(5\), got 0"),
         ({"every": 4, "fragments": 6}, r"\(5\), got 6"),
         ({"every": 4, "wire": "int5"}, "int5"),
+        ({"every": 4, "weight": -1}, "weight="),
+        ({"every": 4, "quorum": 2}, "belong together"),
+        ({"every": 4, "quorum": 0, "within": 1}, "quorum= .* got 0"),
+        ({"every": 4, "outer_lr": "x"}, "outer_lr= is a finite number, got 'x'"),
+        ({"every": 4, "momentum": float("nan")}, "momentum= is a finite number"),
     ],
 )
 def test_arguments_that_cannot_work_are_refused_with_a_sentence(
@@ -333,6 +420,12 @@ def test_arguments_that_cannot_work_are_refused_with_a_sentence(
 ) -> None:
     with pytest.raises(InvalidArgument, match=said):
         DiLoCo(model_of(SIZES), **options)
+
+
+def test_complex_parameters_are_refused() -> None:
+    given = [torch.zeros(2, dtype=torch.complex64, requires_grad=True)]
+    with pytest.raises(InvalidArgument, match="complex"):
+        DiLoCo(given, every=2)
 
 
 def test_parameters_on_several_devices_are_refused() -> None:

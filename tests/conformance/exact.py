@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -191,13 +191,13 @@ def refused(group: allfold.Group, what: str) -> None:
         case "a strategy that cannot run the kind":
             group.broadcast(values, root=0, strategy="ring")
         case "a strategy without a name":
-            group.all_reduce(values, strategy=None)
+            group.all_reduce(values, strategy=cast(Any, None))
         case "several strategies":
-            group.all_reduce(values, strategy=["ring"])
+            group.all_reduce(values, strategy=cast(Any, ["ring"]))
         case "a negative shape":
             group.empty((3, -1))
         case "a shape that is no number":
-            group.empty("ab")
+            group.empty(cast(Any, "ab"))
         case "a shape for which no machine has memory":
             group.empty((1 << 40, 1 << 40))
         case _:

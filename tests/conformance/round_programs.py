@@ -171,7 +171,6 @@ def with_quorum(
 ) -> list[Any]:
     """A round that waits only for a quorum: the value that it gives, and what is told of it."""
     tensor = np.full(3000, value, np.float32)
-    result = group.start_round(
-        tensor, weight=group.rank + 1, quorum=quorum, within=within, **options
-    ).wait()
+    options = {"weight": group.rank + 1, "quorum": quorum, "within": within, **options}
+    result = group.start_round(tensor, **options).wait()
     return [sorted(set(tensor.tolist())), result.took_part, result.behind, *told(result)]

@@ -15,6 +15,7 @@ from tests.conformance.conftest import OP_SECONDS, SHAPES
 from tests.support.processes.ranks import Call, Job, RankPool, failures, results
 from tests.support.processes.services import Services
 from tests.support.tiers import long
+from tests.support.waiting import wait_until
 
 SIZES = (1, 7, 1000, 300_007)
 
@@ -142,6 +143,14 @@ def test_what_cannot_be_a_round_is_refused_before_anything_moves(
     assert job.run(round_programs.call) == [[(job.world_size - 1) / 2]] * job.world_size
 
 
+def test_the_name_of_a_series_is_that_of_rounds_that_were_called(job: Job) -> None:
+    for failure in failures(
+        job.start_all(round_programs.call, numel=5, wire="int9", feedback="of another length")
+    ):
+        assert isinstance(failure.error, InvalidArgument)
+    assert job.run(round_programs.call, wire="int8", feedback="of another length")
+
+
 def test_the_name_of_a_series_is_not_that_of_another_shape(job: Job) -> None:
     """Each rank is told before it calls, and the next round of the series works."""
     options: dict[str, Any] = {"wire": "int8", "feedback": "of one shape"}
@@ -206,9 +215,17 @@ def rounds(job: Job, on: list[int], value: float, quorum: int, **options: Any) -
     ]
 
 
+def await_outcomes(services: Services, job: Job, rank: int) -> None:
+    """Wait until the node of a rank has the outcomes of all that others have done without it."""
+    wait_until(
+        lambda: not services.group_status(job.nodes[rank], job.name)["in_flight"],
+        "nothing is in flight there",
+    )
+
+
 @pytest.mark.parametrize("shape", ["1+2+3", long("1x3"), long("2x2"), long("3x1")])
 def test_a_round_waits_for_a_quorum_and_those_who_come_later_get_its_result(
-    pool: RankPool, shape: str
+    pool: RankPool, services: Services, shape: str
 ) -> None:
     """All know who took part, and the late one that it did not, and how far it is behind."""
     with pool.job(SHAPES[shape], timeout=OP_SECONDS) as job:
@@ -222,6 +239,7 @@ def test_a_round_waits_for_a_quorum_and_those_who_come_later_get_its_result(
                     assert values == [mean_of(weights, value)]
                     assert (took_part, behind) == (True, 0)
                     assert told == [weights, others]
+            await_outcomes(services, job, late)
             for value, left in ((1.0, 2), (2.0, 1), (3.0, 0)):
                 (values, took_part, behind, _, *told), *_ = results(
                     rounds(job, [late], value, quorum=len(others))
@@ -248,6 +266,40 @@ def test_what_a_late_rank_has_brought_is_added_to_its_next_round(pool: RankPool)
             assert values == [pytest.approx(brought / (1 + 2 + 3), rel=0.01)]
         for values, *_ in results(rounds(job, ranks(job), 0.0, quorum=3, **options)):
             assert values == [pytest.approx(0.0, abs=0.1)]
+
+
+def test_of_a_late_call_that_is_refused_nothing_is_owed(pool: RankPool) -> None:
+    """It would be twice in what follows: the caller has it, too."""
+    options = {"wire": "int4", "feedback": "owed"}
+    with pool.job(SHAPES["3x1"], timeout=OP_SECONDS) as job:
+        results(rounds(job, [0, 1], 0.0, quorum=2, **options))
+        (failure,) = failures(rounds(job, [2], 4.0, quorum=1, **options))
+        assert isinstance(failure.error, MismatchError)
+        for values, *_ in results(rounds(job, ranks(job), 0.0, quorum=3, **options)):
+            assert values == [0.0]
+
+
+def test_a_late_call_that_cannot_be_made_counts_as_made(pool: RankPool, services: Services) -> None:
+    with pool.job(SHAPES["3x1"], timeout=OP_SECONDS) as job:
+        for value in (1.0, 2.0):
+            results(rounds(job, [0, 1], value, quorum=2))
+        await_outcomes(services, job, 2)
+        options = {"value": 1.0, "quorum": 2, "within": WITHIN, "weight": -1.0}
+        (failure,) = failures([job.start(2, round_programs.with_quorum, **options)])
+        assert isinstance(failure.error, InvalidArgument)
+        (values, took_part, behind, *_), *_ = results(rounds(job, [2], 2.0, quorum=2))
+        assert (values, took_part, behind) == ([mean_of([1.0, 2.0, 0.0], 2.0)], False, 0)
+        for _, took_part, *_ in results(rounds(job, ranks(job), 1.0, quorum=3)):
+            assert took_part
+
+
+def test_where_ranks_come_and_go_a_quorum_above_their_number_is_all_of_them(pool: RankPool) -> None:
+    with pool.job(SHAPES["1x3"], timeout=OP_SECONDS, on_loss="shrink") as job:
+        for _, took_part, *_ in results(rounds(job, ranks(job), 1.0, quorum=4)):
+            assert took_part
+        job.ranks[2].kill()
+        for values, took_part, *_ in results(rounds(job, [0, 1], 1.0, quorum=3)):
+            assert (values, took_part) == ([mean_of([1.0, 2.0], 1.0)], True)
 
 
 def test_a_late_rank_that_calls_something_else_is_told_and_the_others_have_their_mean(

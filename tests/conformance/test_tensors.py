@@ -42,7 +42,11 @@ def test_scalars_empty_tensors_and_many_dimensions_keep_their_shape(
         ("a root beyond the group", "root"),
         ("a negative root", "root -1"),
         ("a timeout of nothing", "timeout"),
+        ("a strategy without a name", "strategy= is a name, got None"),
+        ("several strategies", r"strategy= is a name, got \['ring'\]"),
         ("a negative shape", "negative"),
+        ("a shape that is no number", "a shape is an integer or several, got 'ab'"),
+        ("a shape for which no machine has memory", "no machine has memory"),
     ],
 )
 def test_what_cannot_work_is_refused_on_each_rank_at_once(job: Job, what: str, named: str) -> None:

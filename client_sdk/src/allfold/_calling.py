@@ -70,6 +70,8 @@ class Calling(ABC):
         self.wire = settings.wire
         self.membership = membership
         self._draining = draining
+        options = settings.options
+        self._is_elastic = options.is_elastic or options.on_loss == "shrink"
         self._connection = membership.session.connection
         self._channel = CallChannel(membership)
         self._prepared: dict[Likeness, PreparedCall] = {}
@@ -183,9 +185,9 @@ class Calling(ABC):
                 self._note_in_flight(error, f"message {number - FIRST_PAIR}")
             raise
 
-    def _check_series(self, feedback: str, call: Fingerprint) -> None:
+    def _check_series(self, feedback: str | None, call: Fingerprint) -> None:
         """Refuse another tensor under the name of a series: it is owed nothing."""
-        first = self._series.setdefault(feedback, call)
+        first = self._series.get(feedback, call) if isinstance(feedback, str) else call
         if (first.dtype, first.shape) != (call.dtype, call.shape):
             raise InvalidArgument(
                 f"feedback={feedback!r} is the name of rounds of {first.label}{list(first.shape)}, "

@@ -70,7 +70,8 @@ class Collectives(Calling):
             weight: of this rank, at least 0, for instance how many tokens its tensors come from.
                 That of a rank that takes no part is 0: its tensors are not read, and get the mean.
             quorum, within: once ``quorum`` ranks have called, the others are waited for ``within``
-                seconds more. A rank that comes later gets the result all the same, and
+                seconds more; in a group whose ranks come and go, a ``quorum`` above their number
+                is all of them. A rank that comes later gets the result all the same, and
                 ``took_part`` is False; what it brought is added to its next round of that
                 ``feedback`` name.
             wire, feedback, strategy, timeout: as for the other collectives. Tensors on a GPU are
@@ -83,9 +84,10 @@ class Collectives(Calling):
         """
         with self._calling("start_round"):
             view = self._view
-            call = reductions.weighted_mean(view, tensors, op, weight, quorum, within)
-            if feedback is not None:
-                self._check_series(feedback, call.fingerprint)
+            call = reductions.weighted_mean(
+                view, tensors, op, weight, quorum, within, is_elastic=self._is_elastic
+            )
+            self._check_series(feedback, call.fingerprint)
             work = self._start(
                 view,
                 call,
@@ -96,6 +98,8 @@ class Collectives(Calling):
                 wire=wire,
                 feedback=feedback,
             )
+        if feedback is not None:
+            self._series.setdefault(feedback, call.fingerprint)
         work.given(waits=False)
         return Round(work)
 

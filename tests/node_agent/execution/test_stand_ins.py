@@ -65,14 +65,20 @@ def test_a_late_rank_gets_the_result_and_what_is_told_of_it(comes_first: bool) -
     """Whether it calls before the op is done or afterwards."""
     stand_in, connection = place(), Connection()
     arrival, target = late(connection)
+    kept: list[bytes] = []
+
+    def keep() -> None:
+        kept.append(bytes(target))
+
     if comes_first:
-        stand_in.take(arrival, lambda: 2, kept=True)
+        stand_in.take(arrival, lambda: 2, keep)
         assert connection.outcomes == []
     stand_in.arrival.target[:] = b"result".ljust(16)  # type: ignore[index]
     stand_in.send_outcome(done())
     if not comes_first:
-        stand_in.take(arrival, lambda: 2, kept=True)
+        stand_in.take(arrival, lambda: 2, keep)
     assert bytes(target) == b"result".ljust(16)
+    assert kept == [bytes(16)], "its input, once"
     assert connection.outcomes == [
         Outcome(Message.DONE, 5, 7, 3, 2, {**REPORT, "behind": 2, "kept": True}, 1),
     ]
@@ -82,7 +88,7 @@ def test_a_late_rank_gets_the_error_of_the_others() -> None:
     stand_in, connection = place(), Connection()
     stand_in.send_outcome(Outcome(Message.FAILED, 0, 7, 1, body={"code": "AF301"}))
     arrival, target = late(connection)
-    stand_in.take(arrival, lambda: 0, kept=False)
+    stand_in.take(arrival, lambda: 0, None)
     assert connection.outcomes == [Outcome(Message.FAILED, 5, 7, 1, body={"code": "AF301"})]
     assert not any(target)
 
@@ -91,7 +97,9 @@ def test_a_late_rank_that_calls_something_else_is_told_so_alone() -> None:
     stand_in, connection = place(), Connection()
     stand_in.send_outcome(done())
     arrival, target = late(connection, spec(2.0, numel=3))
-    stand_in.take(arrival, lambda: 0, kept=False)
+    kept: list[None] = []
+    stand_in.take(arrival, lambda: 0, lambda: kept.append(None))
+    assert kept == [], "the caller has it: it would be twice in what follows"
     (outcome,) = connection.outcomes
     assert outcome.kind is Message.FAILED
     assert outcome.body is not None
@@ -114,7 +122,7 @@ def test_results_that_are_too_many_are_given_up_from_the_oldest_on() -> None:
         found, connection = kept.pop("s", seq), Connection()
         assert found is places[seq]
         if found.is_settled:
-            found.take(late(connection)[0], lambda: 0, kept=False)
+            found.take(late(connection)[0], lambda: 0, None)
             answers.append(connection.outcomes[0])
     assert [each.kind for each in answers] == [Message.FAILED, Message.FAILED, Message.DONE]
     assert answers[0].body is not None

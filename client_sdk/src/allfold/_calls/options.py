@@ -116,13 +116,10 @@ def _meant(name: str, known: Sequence[str]) -> str | None:
     return next(iter([*synonyms, *get_close_matches(name, known, 1)]), None)
 
 
-@lru_cache(maxsize=1024)
 def agreed(
     call: Fingerprint, strategy: str, wire: str | None, feedback: str | None, usual_wire: str
 ) -> bytes:
     """Pack what the ranks must agree on: a call with its options.
-
-    Worked out once for all calls that are alike, because a training repeats its calls.
 
     Args:
         usual_wire: the group's, for reductions of types that can travel in it.
@@ -130,8 +127,21 @@ def agreed(
     Raises:
         InvalidArgument: the options cannot work.
     """
-    if not isinstance(strategy, str):
-        raise InvalidArgument(f"strategy= is the name of one, got {strategy!r}")
+    for option, given in (
+        ("strategy", strategy),
+        ("wire", wire or ""),
+        ("feedback", feedback or ""),
+    ):
+        if not isinstance(given, str):
+            raise InvalidArgument(f"{option}= is a name, got {given!r}")
+    return _agreed(call, strategy, wire, feedback, usual_wire)
+
+
+@lru_cache(maxsize=1024)
+def _agreed(
+    call: Fingerprint, strategy: str, wire: str | None, feedback: str | None, usual_wire: str
+) -> bytes:
+    """Do it once for all calls that are alike, because a training repeats its calls."""
     found = _wire(call, wire, usual_wire)
     if feedback is not None and found.effective(call.kept_dtype) is Wire.NATIVE:
         raise InvalidArgument("feedback= is for a lossy wire=, and this one loses nothing")
@@ -154,8 +164,6 @@ def _feedback_key(name: str | None) -> int:
     """Return the number of a series of calls; 0 for none."""
     if name is None:
         return 0
-    if not isinstance(name, str):
-        raise InvalidArgument(f"feedback= is the name of a series of calls, got {name!r}")
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") or 1
 
 

@@ -29,6 +29,7 @@ _REDUCE_OPS = {op.label: op for op in ReduceOp} | {
     "average": ReduceOp.MEAN,
     "prod": ReduceOp.PRODUCT,
 }
+LARGEST_QUORUM = 0xFFFF  # that a fingerprint has room for
 # The real and the imaginary parts can be folded apart for these alone.
 _OF_COMPLEX = frozenset({ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.PREMUL_SUM})
 
@@ -47,12 +48,12 @@ def weighted_mean(
     weight: float,
     quorum: int | None,
     within: float | None,
+    *,
+    is_elastic: bool,
 ) -> CollectiveCall:
     if op not in ("mean", ReduceOp.WEIGHTED_MEAN):
         raise InvalidArgument(f"a round is a weighted mean: op= is 'mean', got {op!r}")
-    number = _finite("weight", weight)
-    if number < 0:
-        raise InvalidArgument(f"weight= is at least 0, got {weight!r}")
+    number = checked_weight(weight)
     given = batch(tensors, written=True, folded=True)
     if refusal := ReduceOp.WEIGHTED_MEAN.refusal(given.dtype):
         raise InvalidArgument(refusal)
@@ -65,7 +66,7 @@ def weighted_mean(
         AUTO,
         factor=number,
         alias=given.alias,
-        quorum=_checked_quorum(seat, quorum, within),
+        quorum=checked_quorum(quorum, within, LARGEST_QUORUM if is_elastic else seat.world_size),
     )
     return CollectiveCall(
         print_,
@@ -77,16 +78,26 @@ def weighted_mean(
     )
 
 
-def _checked_quorum(seat: CallerSeat, quorum: int | None, within: float | None) -> Quorum:
+def checked_weight(weight: float) -> float:
+    """Return the weight of a rank in a weighted mean; ``InvalidArgument`` where it is none."""
+    number = finite("weight", weight)
+    if number < 0:
+        raise InvalidArgument(f"weight= is at least 0, got {weight!r}")
+    return number
+
+
+def checked_quorum(quorum: int | None, within: float | None, most: int) -> Quorum:
+    """Return a quorum of ``most`` ranks or fewer; ``InvalidArgument`` where there is none.
+
+    More than there are is all of them: in a group whose ranks come and go they may be fewer now.
+    """
     if (quorum is None) != (within is None):
         raise InvalidArgument("quorum= and within= belong together: give both or neither")
     if quorum is None:
         return ALL_RANKS
     found = None if isinstance(quorum, bool) else whole_numbers([quorum])
-    if found is None or not 1 <= found[0] <= seat.world_size:
-        raise InvalidArgument(
-            f"quorum= is a number of ranks from 1 to {seat.world_size}, got {quorum!r}"
-        )
+    if found is None or not 1 <= found[0] <= most:
+        raise InvalidArgument(f"quorum= is a number of ranks from 1 to {most}, got {quorum!r}")
     return Quorum(found[0], checked_seconds("within", within))
 
 
@@ -161,10 +172,10 @@ def _multiplier(op: ReduceOp, factor: float | None) -> float:
     """Return the factor by which every input is multiplied."""
     if (factor is None) == (op is ReduceOp.PREMUL_SUM):
         raise InvalidArgument("op='premul_sum' and factor= belong together: give both or neither")
-    return 1.0 if factor is None else _finite("factor", factor)
+    return 1.0 if factor is None else finite("factor", factor)
 
 
-def _finite(name: str, given: float) -> float:
+def finite(name: str, given: float) -> float:
     """The argument of that name as a number."""
     try:
         number = float(given)

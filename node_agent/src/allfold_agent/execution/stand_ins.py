@@ -43,7 +43,7 @@ class StandIn:
         self._outcome: Outcome | None = None
         self._late: Arrival | None = None
         self._behind: Callable[[], int] = lambda: 0
-        self._keeps = False
+        self._keep: Callable[[], None] | None = None
         self._lock = make_lock("stand-in")
         message = OpMessage(0, seq, LONGEST_TIMEOUT, _NOWHERE, _NOWHERE, spec.packed, view=view)
         memory, now = self._memory, monotonic()
@@ -58,15 +58,17 @@ class StandIn:
         """Keep the result no longer; of an op that has an outcome."""
         self._memory = None
 
-    def take(self, late: Arrival, behind: Callable[[], int], *, kept: bool) -> None:
+    def take(
+        self, late: Arrival, behind: Callable[[], int], keep: Callable[[], None] | None
+    ) -> None:
         """Answer the rank's own call, as soon as the op has an outcome.
 
         Args:
             behind: returns how many later rounds were done without the rank by then.
-            kept: the rank's input is kept for its next round.
+            keep: keeps the rank's input for its next round; called if it gets the result.
         """
         with self._lock:
-            self._late, self._behind, self._keeps = late, behind, kept
+            self._late, self._behind, self._keep = late, behind, keep
             outcome = self._outcome
         if outcome is not None:
             self._answer(late, outcome)
@@ -88,8 +90,10 @@ class StandIn:
             elif late.spec.common != self.spec.common or not isinstance(target, memoryview):
                 outcome = self._refusal(outcome, self._mismatch(late))
             else:
+                if self._keep is not None:
+                    self._keep()  # before the result, which takes the place of the input
                 target[:] = memory
-                news = {"behind": self._behind(), "kept": self._keeps}
+                news = {"behind": self._behind(), "kept": self._keep is not None}
                 body = {**(outcome.body or {}), **news}
                 outcome = outcome._replace(body=body)
         late.connection.send_outcome(outcome)
@@ -132,6 +136,7 @@ def _gone(outcome: Outcome) -> ServiceError:
         "more: the rank is so many rounds behind that they are more than its node keeps. Raise the "
         "limit of the node (--retain-bytes), or take another rank's state. The group is usable.",
         seq=outcome.seq,
+        not_kept=True,
     )
 
 

@@ -256,9 +256,7 @@ class CallIntake:
         self._note_read(session, seq)
         behind = partial(group.stand_ins.behind, session)
         keep = group.current.runner.keeping(arrival) if group.current.has(session) else None
-        if keep is not None:
-            group.events.add_due(keep)
-        group.events.add_due(partial(place.take, arrival, behind, kept=keep is not None))
+        group.events.add_due(partial(place.take, arrival, behind, keep))
 
     def _note_read(self, session: str, seq: int) -> None:
         """The message of a call was taken in, or the call was refused."""
@@ -335,6 +333,11 @@ class CallIntake:
             group.lanes.message_came(seq, is_short=True)
         if machine.remembered >= 4 * MAX_OPEN_OPS:
             log.error("op %d of group '%s': too many calls are refused: %s", seq, self._name, error)
+            return
+        if (
+            group.stand_ins.pop(session, seq) is not None
+        ):  # the others have done it without the rank
+            machine.note_called({session: seq})
             return
         group.agreement.abandon(seq, session)
         if machine.failure(seq) is None:
