@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -18,19 +18,28 @@ HIGH, NORMAL, BACKGROUND = 0, 1, 2
 RATE = 25_000_000
 TICK = 0.001
 ALL = 1 << 40
+PIECE = 64 * 1024  # what a connection asks for at once
 
 
 @dataclass(eq=False)
 class FakeLine:
-    """A connection whose kernel says what the test wants it to."""
+    """A connection whose kernel says what the test wants it to.
+
+    Attributes:
+        round_trip: seconds after which what has left the line is acknowledged.
+        under_way: bytes that have left it and are not acknowledged.
+    """
 
     rate: float = 0.0
     round_trip: float = 0.0
+    under_way: float = 0
     in_flight: int = 0
     segments: int = 0
     acked: float = 0
     queued: float = 0
     has_ended: bool = False
+    _now: float = 0.0
+    _acks: deque[tuple[float, float]] = field(default_factory=deque)
 
     def look(self) -> LineState | None:
         state = LineState(
@@ -39,9 +48,20 @@ class FakeLine:
         return None if self.has_ended else state
 
     def pass_time(self, seconds: float) -> None:
-        gone = min(self.queued, self.rate * seconds)
-        self.acked += gone
-        self.queued -= gone
+        self._now += seconds
+        gone = min(self.waiting, self.rate * seconds)
+        self.under_way += gone
+        self._acks.append((self._now + self.round_trip, gone))
+        while self._acks and self._acks[0][0] <= self._now:
+            _, came = self._acks.popleft()
+            self.acked += came
+            self.queued -= came
+            self.under_way -= came
+
+    @property
+    def waiting(self) -> float:
+        """The bytes that have not left it yet."""
+        return self.queued - self.under_way
 
 
 class BusyLine(FakeLine):
@@ -63,8 +83,14 @@ class Node:
     def __post_init__(self) -> None:
         self.pacer = Pacer("a", "near", self.cap, never, lambda: self.now)
 
-    def flow(self, level: int = NORMAL, group: str = "g", zone: str = "near") -> Flow:
-        line = FakeLine(rate=RATE)
+    def flow(
+        self,
+        level: int = NORMAL,
+        group: str = "g",
+        zone: str = "near",
+        round_trip: float = 0.0,
+    ) -> Flow:
+        line = FakeLine(RATE, round_trip)
         flow = self.pacer.open(group, zone, level, line)
         flow.meter.rate = RATE
         self.lines[flow] = line
@@ -92,9 +118,9 @@ class Node:
             for line in self.lines.values():
                 line.pass_time(TICK)
 
-    def sums(self, seconds: float, *flows: Flow) -> Counter[Flow]:
+    def sums(self, seconds: float, *flows: Flow, wanted: int = ALL) -> Counter[Flow]:
         found: Counter[Flow] = Counter()
-        for _, flow, granted in self.run(seconds, *flows):
+        for _, flow, granted in self.run(seconds, *flows, wanted=wanted):
             found[flow] += granted
         return found
 
@@ -239,8 +265,7 @@ def test_a_background_flow_alone_keeps_its_line_full_and_no_more_than_a_chunk_ah
 
 def test_on_a_long_line_the_bytes_under_way_come_on_top_of_the_chunk() -> None:
     node = Node()
-    flow = node.flow(BACKGROUND)
-    node.lines[flow].round_trip = 0.08
+    flow = node.flow(BACKGROUND, round_trip=0.08)
     assert flow.ask(ALL) == int(RATE * (0.08 + CHUNK_SECONDS))
 
 
@@ -333,6 +358,73 @@ def test_a_background_flow_finds_out_what_its_line_carries(rate: int) -> None:
     sent = node.sums(2.0, flow)[flow]
     assert sent == pytest.approx(2 * rate, rel=0.1)
     assert flow.meter.rate == pytest.approx(rate, rel=0.3)
+
+
+@pytest.mark.parametrize("wanted", [PIECE, ALL])
+@pytest.mark.parametrize("rate", [6_250_000, RATE, 125_000_000])
+@pytest.mark.parametrize("round_trip", [0.001, 0.04, 0.08, 0.2])
+def test_a_background_flow_alone_fills_a_long_line_and_has_a_chunk_waiting_at_most(
+    round_trip: float, rate: int, wanted: int
+) -> None:
+    node = Node()
+    flow = node.flow(BACKGROUND, round_trip=round_trip)
+    flow.meter, node.lines[flow].rate = RateMeter(), rate
+    node.sums(5.0, flow, wanted=wanted)
+    line, sent = node.lines[flow], 0
+    for _, _, granted in node.run(2.0, flow, wanted=wanted):
+        sent += granted
+        assert line.waiting <= 1.3 * rate * CHUNK_SECONDS
+    assert sent >= 0.95 * 2 * rate
+
+
+@pytest.mark.parametrize("stall", [0.0, 0.3])
+@pytest.mark.parametrize("round_trip", [0.001, 0.04, 0.08, 0.2])
+def test_beside_a_class_above_it_has_its_twentieth_of_a_long_line_and_after_a_stall_too(
+    round_trip: float, stall: float
+) -> None:
+    node = Node()
+    foreground = node.flow(NORMAL)
+    background = node.flow(BACKGROUND, round_trip=round_trip)
+    background.meter = RateMeter()
+    node.sums(7.0, background, wanted=PIECE)
+    line = node.lines[background]
+    line.rate = 0
+    node.sums(stall, background, wanted=PIECE)
+    line.rate, node.lines[foreground].in_flight = RATE, 1
+    pieces = [granted for _, _, granted in node.run(4.0, background, wanted=PIECE)]
+    assert sum(pieces) == pytest.approx(FLOOR * RATE * 4, rel=0.2)
+    assert max(pieces) <= FLOOR_BYTES
+    node.lines[foreground].in_flight = 0
+    node.sums(1.0, background, wanted=PIECE)
+    assert node.sums(1.0, background, wanted=PIECE)[background] >= 0.9 * RATE
+
+
+def test_the_rate_sinks_once_the_line_carries_less_for_longer_than_a_stall() -> None:
+    node = Node()
+    flow = node.flow(BACKGROUND, round_trip=0.04)
+    node.sums(2.0, flow)
+    node.lines[flow].rate = RATE / 4
+    node.sums(2.0, flow)
+    assert flow.meter.rate == pytest.approx(RATE / 4, rel=0.1)
+
+
+def test_a_long_line_that_carries_more_than_before_is_full_again_in_seconds() -> None:
+    node = Node()
+    flow = node.flow(BACKGROUND, round_trip=0.2)
+    flow.meter, node.lines[flow].rate = RateMeter(), RATE / 20
+    node.sums(3.0, flow)
+    node.lines[flow].rate = RATE
+    node.sums(7.0, flow)
+    assert node.sums(1.0, flow)[flow] >= 0.9 * RATE
+
+
+def test_who_has_little_to_send_on_a_long_line_does_not_lower_its_rate() -> None:
+    node = Node()
+    flow = node.flow(BACKGROUND, round_trip=0.08)
+    for _ in range(40):
+        node.lines[flow].queued += flow.ask(PIECE)
+        list(node.run(0.05))
+    assert flow.meter.rate == RATE
 
 
 def test_a_burst_on_a_line_that_is_shared_does_not_change_its_rate() -> None:

@@ -5,8 +5,9 @@ that is nothing, it asks again after the pause that it is told. Three rules deci
 
 1. **Caps.** Each is a token bucket, which the flows under it share. Those that wait for one go in
    the order of their classes, and within one in the order in which they came.
-2. **Ahead.** A flow of a class that yields writes no more ahead into the kernel than its line
-   carries in a chunk of 20 ms, so that it leaves the line within that time.
+2. **Ahead.** A flow of a class that yields writes no more ahead into the kernel than what is under
+   way on its line, and on top of that what the line carries in a chunk of 20 ms. So it
+   leaves the line within that time.
 3. **Floor.** While a class above has had bytes on the line within the last 20 ms, a flow gets a
    twentieth of the line, or of its cap, and goes ahead with that: nothing starves.
 
@@ -262,7 +263,7 @@ class Pacer:
         if is_pressed:
             meter.restart()
         else:
-            meter.note(now, state.acked, state.queued)
+            meter.note(now, state.acked, state.queued, state.round_trip)
         rate = min([meter.rate, *(each.rate for each in flow.buckets)])
         if is_pressed:
             floor = self._floors[flow.level]
@@ -270,10 +271,12 @@ class Pacer:
             granted = self._from_buckets(flow, (*flow.buckets, floor), wanted, now, _FIRST)
             flow.pause = min(flow.pause, _PRESSED_PAUSE)
             return granted
-        most = max(_LEAST_AHEAD, rate * (state.round_trip + CHUNK_SECONDS))
+        # What is under way on a long line keeps it busy; only the rest of it waits there.
+        ahead = max(_LEAST_AHEAD, rate * CHUNK_SECONDS)
+        most = rate * state.round_trip + ahead
         room = int(most) - state.queued
-        if room < min(wanted, most / 2):
-            flow.pause = _bounded((state.queued - most / 2) / rate)
+        if room < min(wanted, ahead / 2):
+            flow.pause = _bounded((state.queued - most + ahead / 2) / rate)
             return 0
         return self._from_buckets(flow, flow.buckets, min(wanted, room), now, flow.level)
 

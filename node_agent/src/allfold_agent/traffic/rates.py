@@ -70,6 +70,8 @@ class ZoneBytes:
 
 _WINDOW_SECONDS = 0.05
 _GROWTH = 1.25
+# A line that has this much of a chunk waiting, beside what is under way, is busy.
+_BUSY = 0.25
 UNKNOWN_RATE = 1.25e6
 """Bytes per second that are taken for the rate of a line of which nothing is known."""
 
@@ -78,35 +80,54 @@ class RateMeter:
     """The rate of a line, from what is acknowledged while there is more to be sent.
 
     Not the kernel's delivery rate: that of a short burst may be many times what a line carries that
-    is limited by a token bucket, as most virtual ones are. Where the sender was found idle, the
-    line may carry more than it was given, so the rate grows with each window.
+    is limited by a token bucket, as most virtual ones are. A window lasts until all is acknowledged
+    that was under way when it began, so it is never shorter than a round trip.
 
     Attributes:
         rate: bytes per second.
     """
 
-    __slots__ = ("_acked", "_began", "_was_idle", "rate")
+    __slots__ = ("_acked", "_before", "_began", "_first", "_least", "rate")
 
     def __init__(self) -> None:
         self.rate = UNKNOWN_RATE
-        self._began, self._acked, self._was_idle = float("-inf"), 0, False
+        self._before = float("inf")  # what the last busy window has measured
+        self._began: float | None = None
+        self._acked = self._first = self._least = 0
 
     def restart(self) -> None:
         """Forget what has been seen since the last window: others were on the line."""
-        self._began = float("-inf")
+        self._began = None
 
-    def note(self, now: float, acked: int, queued: int) -> None:
-        """Take in how many bytes are acknowledged so far, and how many are not sent or not yet."""
-        seconds = now - self._began
-        if seconds > 10 * _WINDOW_SECONDS:  # the first look, or nothing was to be sent
-            self._began, self._acked, self._was_idle = now, acked, False
+    def note(self, now: float, acked: int, queued: int, round_trip: float) -> None:
+        """Take in the state of a connection.
+
+        Args:
+            acked: bytes that are acknowledged so far.
+            queued: bytes that are not sent, or not acknowledged.
+            round_trip: the shortest that there was, in seconds.
+        """
+        if self._began is not None:
+            seconds = now - self._began
+            self._least = min(self._least, queued)
+            if seconds < _WINDOW_SECONDS or acked - self._acked < self._first:
+                return
+            self._take((acked - self._acked) / seconds, round_trip)
+        self._began, self._acked, self._first, self._least = now, acked, queued, queued
+
+    def _take(self, measured: float, round_trip: float) -> None:
+        """Take in what a window has measured.
+
+        A line that is not busy has no more outstanding than it carries in a round trip (Little's
+        law). It may carry more than it was given, so such a window only lets the rate grow: fast up
+        to what the line was found to carry, as in TCP's slow start, and beyond that by so much that
+        a quarter of a chunk more is outstanding. The rate sinks with the second busy window that
+        has measured less: a stall falls into one only, and says nothing about the line.
+        """
+        if self._least > measured * (round_trip + _BUSY * CHUNK_SECONDS):
+            self.rate, self._before = max(measured, min(self._before, self.rate)), measured
             return
-        self._was_idle = self._was_idle or not queued
-        if seconds < _WINDOW_SECONDS:
-            return
-        measured = (acked - self._acked) / seconds
-        if not self._was_idle:
-            self.rate = max(measured, 1.0)
-        elif _GROWTH * measured > self.rate:
-            self.rate = _GROWTH * measured
-        self._began, self._acked, self._was_idle = now, acked, False
+        if measured > _GROWTH * self._before:  # not the limit of the line: TCP began slowly
+            self._before = float("inf")
+        careful = 1 + (_GROWTH - 1) * CHUNK_SECONDS / (round_trip + CHUNK_SECONDS)
+        self.rate = max(self.rate, min(_GROWTH * measured, max(self._before, careful * measured)))
