@@ -109,8 +109,16 @@ MAX_DIMENSIONS = 64
 MAX_STRATEGY_LABEL = 32
 AUTO = "auto"
 """The name that stands for the choice of a strategy by the cost model."""
+LEAST_WEIGHT, GREATEST_WEIGHT = 1e-12, 1e15
+"""Of an input that counts in a weighted mean. Between these a weight has 48 bits in two elements of
+float32, and there is room for tensors on both sides of it in what weight times tensor is kept in."""
 _SHOWN = 16
 _SHOWN_AS = {"alias": "dtype"}
+
+
+def is_weight(number: float) -> bool:
+    """Return True for what an input may count by in a weighted mean; 0 is that of none."""
+    return number == 0 or LEAST_WEIGHT <= number <= GREATEST_WEIGHT
 
 
 def kind_from_code(code: int) -> Kind:
@@ -211,6 +219,11 @@ class Fingerprint:
 
     def wire_refusal(self) -> str | None:
         """Return why the call cannot travel in its format; ``None`` if it can."""
+        if self.wire is Wire.FLOAT16 and self.reduce_op is ReduceOp.WEIGHTED_MEAN:
+            return (
+                "wire='float16' is not for weighted means, because weight times tensor travels and "
+                "it ends at 65504; take wire='bfloat16'"
+            )
         if self.wire.is_sparse and not (self.feedback and self.reduce_op in _ADDING):
             return (
                 f"wire={self.wire.label!r} is for sums and means with feedback='name': one of "

@@ -22,13 +22,24 @@ from allfold._calls.call import (
 from allfold_core.dtypes import DType
 from allfold_core.errors import InvalidArgument
 from allfold_core.group_options import checked_seconds
-from allfold_core.operations import ALL_RANKS, Fingerprint, Kind, Quorum, ReduceOp
+from allfold_core.operations import (
+    ALL_RANKS,
+    GREATEST_WEIGHT,
+    LEAST_WEIGHT,
+    Fingerprint,
+    Kind,
+    Quorum,
+    ReduceOp,
+    is_weight,
+)
 
 _REDUCE_OPS = {op.label: op for op in ReduceOp} | {
     "avg": ReduceOp.MEAN,
     "average": ReduceOp.MEAN,
     "prod": ReduceOp.PRODUCT,
 }
+# Of the characters of an argument in an error.
+_SHOWN = 60
 # The real and the imaginary parts can be folded apart for these alone.
 _OF_COMPLEX = frozenset({ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.PREMUL_SUM})
 
@@ -50,9 +61,12 @@ def weighted_mean(
 ) -> CollectiveCall:
     if op not in ("mean", ReduceOp.WEIGHTED_MEAN):
         raise InvalidArgument(f"a round is a weighted mean: op= is 'mean', got {op!r}")
-    number = _finite("weight", weight)
-    if number < 0:
-        raise InvalidArgument(f"weight= is at least 0, got {weight!r}")
+    number = _number(weight)
+    if not is_weight(number):
+        raise InvalidArgument(
+            f"weight= is 0 or a number from {LEAST_WEIGHT:g} to {GREATEST_WEIGHT:g}, "
+            f"got {_shown(weight)}"
+        )
     given = batch(tensors, written=True, folded=True)
     if refusal := ReduceOp.WEIGHTED_MEAN.refusal(given.dtype):
         raise InvalidArgument(refusal)
@@ -166,10 +180,24 @@ def _multiplier(op: ReduceOp, factor: float | None) -> float:
 
 def _finite(name: str, given: float) -> float:
     """The argument of that name as a number."""
-    try:
-        number = float(given)
-    except (TypeError, ValueError):
-        number = nan
+    number = _number(given)
     if not isfinite(number):
-        raise InvalidArgument(f"{name}= is a finite number, got {given!r}")
+        raise InvalidArgument(f"{name}= is a finite number, got {_shown(given)}")
     return number
+
+
+def _number(given: Any) -> float:
+    """An argument as a number; NaN for what is none, or is too large for a float."""
+    try:
+        return nan if isinstance(given, str | bytes) else float(given)
+    except (TypeError, ValueError, OverflowError):
+        return nan
+
+
+def _shown(given: Any) -> str:
+    """An argument in an error. Python writes out no whole number of thousands of digits."""
+    try:
+        text = repr(given)
+    except ValueError:
+        return f"a whole number of {given.bit_length()} bits"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
