@@ -110,8 +110,8 @@ MAX_STRATEGY_LABEL = 32
 AUTO = "auto"
 """The name that stands for the choice of a strategy by the cost model."""
 LEAST_WEIGHT, GREATEST_WEIGHT = 1e-12, 1e15
-"""Of an input that counts in a weighted mean. Between these a weight has 48 bits in two elements of
-float32, and there is room for tensors on both sides of it in what weight times tensor is kept in."""
+"""Of an input that counts in a weighted mean. A weight between these has 48 bits in two elements of
+float32, and leaves room for tensors on both sides in the type that weight times tensor has."""
 _SHOWN = 16
 _SHOWN_AS = {"alias": "dtype"}
 
