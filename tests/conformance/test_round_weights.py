@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from allfold_core.operations import Kind
@@ -28,6 +30,6 @@ def test_what_comes_back_moves_the_mean_by_what_was_missing_whatever_the_weights
             "one": [light] * 3 + [[1e6, *light[1:]]] * 2,
             "none of one": [heavy] * 3 + [[0.0, *light[1:]]] * 2,
         }.items():
-            options = {"strategy": strategy, "series": f"{name} of {strategy}"}
+            options: dict[str, Any] = {"strategy": strategy, "series": f"{name} of {strategy}"}
             for errors in job.run(round_programs.changing, weights=weights, **options):
                 assert max(errors) < 2, (name, errors)
