@@ -70,6 +70,21 @@ def repeated(group: allfold.Group, wire: str, numel: int, times: int) -> list[fl
     return [first, float(np.abs(total / times - mean).max())]
 
 
+def changing(
+    group: allfold.Group, weights: Sequence[Sequence[float]], strategy: str, series: str
+) -> list[float]:
+    """Rounds of normal numbers with weights of each: how far each is off at most."""
+    drawn, errors = np.random.default_rng(1), []
+    for of_ranks in weights:
+        given = drawn.normal(size=(group.world_size, 4096)).astype(np.float32)
+        tensor = given[group.rank].copy()
+        group.start_round(
+            tensor, weight=of_ranks[group.rank], wire="int4", feedback=series, strategy=strategy
+        ).wait()
+        errors.append(float(np.abs(tensor - np.average(given, 0, weights=of_ranks)).max()))
+    return errors
+
+
 def apart(group: allfold.Group, absent: Sequence[int]) -> list[Any]:
     """A round in which some ranks have NaN, and no weight."""
     is_absent = group.rank in absent
@@ -167,10 +182,20 @@ def start_with_quorum(group: allfold.Group, quorum: int, within: float) -> None:
 
 
 def with_quorum(
-    group: allfold.Group, value: float, quorum: int, within: float, **options: Any
+    group: allfold.Group,
+    value: float,
+    quorum: int,
+    within: float,
+    weight: float | None = None,
+    **options: Any,
 ) -> list[Any]:
     """A round that waits only for a quorum: the value that it gives, and what is told of it."""
     tensor = np.full(3000, value, np.float32)
-    options = {"weight": group.rank + 1, "quorum": quorum, "within": within, **options}
-    result = group.start_round(tensor, **options).wait()
+    result = group.start_round(
+        tensor,
+        weight=group.rank + 1 if weight is None else weight,
+        quorum=quorum,
+        within=within,
+        **options,
+    ).wait()
     return [sorted(set(tensor.tolist())), result.took_part, result.behind, *told(result)]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from allfold_core.errors import InvalidArgument, MismatchError, PeerRefused, UnknownArgument
-from allfold_core.operations import Kind
+from allfold_core.operations import GREATEST_WEIGHT, LEAST_WEIGHT, Kind
 from allfold_core.schedules.registry import strategies_for
 from tests.conformance import round_programs
 from tests.conformance.conftest import OP_SECONDS, SHAPES
@@ -18,6 +18,7 @@ from tests.support.tiers import long
 from tests.support.waiting import wait_until
 
 SIZES = (1, 7, 1000, 300_007)
+A_WEIGHT = "weight= is 0 or a number from 1e-12 to 1e+15"
 
 
 @pytest.fixture(scope="module", params=["1x3", "1+2+3"])
@@ -74,6 +75,16 @@ def test_what_rounding_has_cost_a_mean_comes_back_with_feedback(job: Job) -> Non
         assert many < one / 5
 
 
+@pytest.mark.parametrize("weight", [LEAST_WEIGHT, GREATEST_WEIGHT])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+def test_the_least_and_the_greatest_weight_give_a_mean_in_every_type(
+    job: Job, dtype: str, weight: float
+) -> None:
+    mean = pytest.approx((job.world_size - 1) / 2, rel=2**-8)
+    found = job.run(round_programs.call, dtype=dtype, weight=weight)
+    assert found == [[mean]] * job.world_size
+
+
 def test_the_tensors_of_a_rank_without_weight_are_not_read(job: Job) -> None:
     absent = ranks(job)[1:]
     for values, took_part, *told in job.run(round_programs.apart, absent=absent)[1:]:
@@ -118,10 +129,14 @@ def test_a_round_and_another_collective_are_a_mismatch_that_names_the_odd_rank(j
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"weight": -1}, "weight= is at least 0, got -1"),
-        ({"weight": float("nan")}, "weight= is a finite number, got nan"),
-        ({"weight": float("inf")}, "weight= is a finite number, got inf"),
-        ({"weight": "much"}, "weight= is a finite number, got 'much'"),
+        ({"weight": -1}, f"{A_WEIGHT}, got -1"),
+        ({"weight": float("nan")}, f"{A_WEIGHT}, got nan"),
+        ({"weight": float("inf")}, f"{A_WEIGHT}, got inf"),
+        ({"weight": "much"}, f"{A_WEIGHT}, got 'much'"),
+        ({"weight": 1e-50}, f"{A_WEIGHT}, got 1e-50"),
+        ({"weight": 1e39}, f"{A_WEIGHT}, got 1e+39"),
+        ({"weight": 10**400}, f"{A_WEIGHT}, got 1000000"),
+        ({"wire": "float16"}, "wire='float16' is not for weighted means"),
         ({"op": "sum"}, "a round is a weighted mean: op= is 'mean', got 'sum'"),
         ({"dtype": "int32"}, "mean of int32 is not defined"),
         ({"feedback": "x"}, "feedback= is for a lossy wire="),
@@ -300,6 +315,22 @@ def test_where_ranks_come_and_go_a_quorum_above_their_number_is_all_of_them(pool
         job.ranks[2].kill()
         for values, took_part, *_ in results(rounds(job, [0, 1], 1.0, quorum=3)):
             assert (values, took_part) == ([mean_of([1.0, 2.0], 1.0)], True)
+
+
+def test_what_a_late_rank_has_brought_comes_back_by_the_weight_that_it_has_then(
+    pool: RankPool,
+) -> None:
+    """At once, but for a round in which it has none."""
+    with pool.job(SHAPES["3x1"], timeout=OP_SECONDS) as job:
+        options: dict[str, Any] = {"wire": "int4", "feedback": "by weight"}
+        results(rounds(job, [0, 1], 0.0, quorum=2, weight=1.0, **options))
+        (values, *_), *_ = results(rounds(job, [2], 4.0, quorum=2, weight=1000.0, **options))
+        assert values == [0.0]
+        for weight, brought in ((0.0, 0.0), (2.0, 2 * 12.0), (2.0, 0.0)):
+            calls = rounds(job, [0, 1], 0.0, quorum=3, weight=1.0, **options)
+            calls += rounds(job, [2], 0.0, quorum=3, weight=weight, **options)
+            for values, *_ in results(calls):
+                assert values == [pytest.approx(brought / (2 + weight), rel=0.02, abs=0.1)]
 
 
 def test_a_late_rank_that_calls_something_else_is_told_and_the_others_have_their_mean(

@@ -67,20 +67,22 @@ class Collectives(Calling):
             tensors: a tensor of a float or complex type, with the same shape and dtype on every
                 rank; or a list of them, of one dtype. The mean is written to them.
             op: ``"mean"``.
-            weight: of this rank, at least 0, for instance how many tokens its tensors come from.
-                That of a rank that takes no part is 0: its tensors are not read, and get the mean.
+            weight: of this rank, from 1e-12 to 1e15, for instance how many tokens its tensors come
+                from. That of a rank that takes no part is 0: its tensors are not read, and get the
+                mean.
             quorum, within: once ``quorum`` ranks have called, the others are waited for ``within``
                 seconds more; in a group whose ranks come and go, a ``quorum`` above their number
                 is all of them. A rank that comes later gets the result all the same, and
                 ``took_part`` is False; what it brought is added to its next round of that
                 ``feedback`` name.
-            wire, feedback, strategy, timeout: as for the other collectives. Tensors on a GPU are
-                averaged in the memory of the host.
+            wire, feedback, strategy, timeout: as for the other collectives, but weight times tensor
+                would leave the range of ``wire="float16"``. Tensors on a GPU are averaged in the
+                memory of the host.
 
         Raises:
-            InvalidArgument: the weight is negative or not finite, the quorum is not 1 to the number
-                of ranks, ``op`` is another one, or rounds of another shape have the name
-                ``feedback``.
+            InvalidArgument: the weight is neither 0 nor from 1e-12 to 1e15, the wire is float16,
+                the quorum is not 1 to the number of ranks, ``op`` is another one, or rounds of
+                another shape have the name ``feedback``.
         """
         with self._calling("start_round"):
             view = self._view

@@ -109,8 +109,16 @@ MAX_DIMENSIONS = 64
 MAX_STRATEGY_LABEL = 32
 AUTO = "auto"
 """The name that stands for the choice of a strategy by the cost model."""
+LEAST_WEIGHT, GREATEST_WEIGHT = 1e-12, 1e15
+"""Of an input that counts in a weighted mean. A weight between these has 48 bits in two elements of
+float32, and leaves room for tensors on both sides in the type that weight times tensor has."""
 _SHOWN = 16
 _SHOWN_AS = {"alias": "dtype"}
+
+
+def is_weight(number: float) -> bool:
+    """Return True for what an input may count by in a weighted mean; 0 is that of none."""
+    return number == 0 or LEAST_WEIGHT <= number <= GREATEST_WEIGHT
 
 
 def kind_from_code(code: int) -> Kind:
@@ -216,6 +224,15 @@ class Fingerprint:
                 f"wire={self.wire.label!r} is for sums and means with feedback='name': one of "
                 f"{self.wire.one_of} elements travels, and the others are kept for the next call "
                 "of that name"
+            )
+        return self.range_refusal()
+
+    def range_refusal(self) -> str | None:
+        """Return why its format has no room for its elements; ``None`` if it has."""
+        if self.wire is Wire.FLOAT16 and self.reduce_op is ReduceOp.WEIGHTED_MEAN:
+            return (
+                "wire='float16' is not for weighted means, because weight times tensor travels and "
+                "it ends at 65504; take wire='bfloat16'"
             )
         return self.wire.refusal(self.kept_dtype)
 

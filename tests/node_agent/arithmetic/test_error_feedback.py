@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from allfold_agent.arithmetic.error_feedback import Residuals
+from allfold_agent.arithmetic.codecs import codec_of
+from allfold_agent.arithmetic.error_feedback import Residual, ResidualAttempt, Residuals
+from allfold_core.dtypes import Wire
 from allfold_core.operations import Kind
 from allfold_core.schedules.parts import layout
 
@@ -62,3 +64,43 @@ def test_one_series_may_take_more_than_the_limit() -> None:
     residuals = Residuals(limit=NBYTES)
     kept = residuals.of(1, 2 * NUMEL, FLOAT32)
     assert residuals.of(1, 2 * NUMEL, FLOAT32) is kept
+
+
+def sent(attempt: ResidualAttempt, value: float, weight: float) -> float:
+    """What one number is sent as, in units of the weight in it; 1.0 is the mean beside it."""
+    codec, values = codec_of(Wire.SIGN), np.array([value, 1.0], np.float32) * np.float32(weight)
+    assert codec is not None
+    attempt.encode(0, values, memoryview(bytearray(Wire.SIGN.nbytes(2, 4))), codec, weight)
+    return float(values[0]) / weight if weight else float(values[0])
+
+
+def test_what_rounding_has_cost_comes_back_by_the_weight_of_the_op_that_it_is_added_to() -> None:
+    residual = Residual(2, FLOAT32)
+    assert sent(residual.attempt(0, 2.0**20), 3.0, 2.0**20) == 2.0
+    assert residual.values.tolist() == [1.0, -1.0]
+    assert sent(residual.attempt(1, 0.0), 0.0, 0.0) == 0.0
+    assert residual.values.tolist() == [1.0, -1.0]
+    assert sent(residual.attempt(2, 4.0), 3.0, 4.0) == 2.0
+    assert residual.values.tolist() == [2.0, -2.0]
+
+
+def test_what_came_too_late_comes_back_by_the_weight_of_the_node_in_whatever_it_is_in() -> None:
+    residual = Residual(2, FLOAT32)
+    residual.add(np.array([6.0, 6.0], np.float32))
+    assert residual.nbytes == 2 * residual.values.nbytes
+    assert sent(residual.attempt(0, 0.0), 1.0, 8.0) == 1.0
+    assert sent(residual.attempt(1, 2.0), 1.0, 8.0) == 1.0 + 6.0 * 2 / 8
+    assert sent(residual.attempt(2, 2.0), 1.0, 8.0) == 1.0
+    residual.settle(2)
+    assert residual.nbytes == residual.values.nbytes
+
+
+def test_what_came_too_late_waits_on_where_an_attempt_is_given_up() -> None:
+    residual = Residual(2, FLOAT32)
+    residual.add(np.array([6.0, 6.0], np.float32))
+    first, second = residual.attempt(0, 1.0), residual.attempt(1, 1.0)
+    assert sent(first, 1.0, 1.0) == 7.0
+    assert sent(second, 1.0, 1.0) == 1.0
+    residual.add(np.array([1.0, 1.0], np.float32))
+    first.give_up()
+    assert sent(residual.attempt(2, 1.0), 1.0, 1.0) == 8.0

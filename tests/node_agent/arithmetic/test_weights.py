@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from allfold_agent.arithmetic.weights import Weights
+from allfold_core.operations import GREATEST_WEIGHT, LEAST_WEIGHT
 from allfold_core.schedules.parts import End
 
 FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
-SPREAD = [0.0, 1.0, 1 / 3, 2.0**48 - 1, 1e-30, 12_345_678_901_234.0, 7e20]
+SPREAD = [0.0, 1.0, 1 / 3, 2.0**48 - 1, 12_345_678_901_234.0, LEAST_WEIGHT, GREATEST_WEIGHT]
 
 
 def exchanged(weights: list[float], nodes: int, dtype: np.dtype[np.generic]) -> Weights:
@@ -46,6 +47,7 @@ def test_a_node_with_all_ranks_knows_the_weights_at_once() -> None:
     assert Weights({1: 2.0, 0: 3.0}, 2).of_ranks == (3.0, 2.0)
     assert Weights({1: 2.0, 0: 3.0}, 2).total == 5.0
     assert Weights({1: 2.0}, 2).of_ranks == ()
+    assert Weights({1: 2.0, 2: 0.5}, 4).of_node == 2.5
 
 
 def test_an_input_without_weight_does_not_count() -> None:

@@ -155,7 +155,7 @@ def _agreed(
 def _wire(fingerprint: Fingerprint, asked: str | None, usual: str) -> Wire:
     if asked is None:
         wire = checked_wire(usual)
-        serves = fingerprint.kind.reduces and not wire.refusal(fingerprint.kept_dtype)
+        serves = fingerprint.kind.reduces and not replace(fingerprint, wire=wire).range_refusal()
         return wire if serves else Wire.NATIVE
     return checked_wire(asked)
 

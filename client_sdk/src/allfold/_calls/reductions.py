@@ -22,7 +22,16 @@ from allfold._calls.call import (
 from allfold_core.dtypes import DType
 from allfold_core.errors import InvalidArgument
 from allfold_core.group_options import checked_seconds
-from allfold_core.operations import ALL_RANKS, Fingerprint, Kind, Quorum, ReduceOp
+from allfold_core.operations import (
+    ALL_RANKS,
+    GREATEST_WEIGHT,
+    LEAST_WEIGHT,
+    Fingerprint,
+    Kind,
+    Quorum,
+    ReduceOp,
+    is_weight,
+)
 
 _REDUCE_OPS = {op.label: op for op in ReduceOp} | {
     "avg": ReduceOp.MEAN,
@@ -30,6 +39,8 @@ _REDUCE_OPS = {op.label: op for op in ReduceOp} | {
     "prod": ReduceOp.PRODUCT,
 }
 LARGEST_QUORUM = 0xFFFF  # that a fingerprint has room for
+# Of the characters of an argument in an error.
+_SHOWN = 60
 # The real and the imaginary parts can be folded apart for these alone.
 _OF_COMPLEX = frozenset({ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.PREMUL_SUM})
 
@@ -80,9 +91,12 @@ def weighted_mean(
 
 def checked_weight(weight: float) -> float:
     """Return the weight of a rank in a weighted mean; ``InvalidArgument`` where it is none."""
-    number = finite("weight", weight)
-    if number < 0:
-        raise InvalidArgument(f"weight= is at least 0, got {weight!r}")
+    number = _number(weight)
+    if not is_weight(number):
+        raise InvalidArgument(
+            f"weight= is 0 or a number from {LEAST_WEIGHT:g} to {GREATEST_WEIGHT:g}, "
+            f"got {_shown(weight)}"
+        )
     return number
 
 
@@ -177,10 +191,24 @@ def _multiplier(op: ReduceOp, factor: float | None) -> float:
 
 def finite(name: str, given: float) -> float:
     """The argument of that name as a number."""
-    try:
-        number = float(given)
-    except (TypeError, ValueError):
-        number = nan
+    number = _number(given)
     if not isfinite(number):
-        raise InvalidArgument(f"{name}= is a finite number, got {given!r}")
+        raise InvalidArgument(f"{name}= is a finite number, got {_shown(given)}")
     return number
+
+
+def _number(given: Any) -> float:
+    """An argument as a number; NaN for what is none, or is too large for a float."""
+    try:
+        return nan if isinstance(given, str | bytes) else float(given)
+    except (TypeError, ValueError, OverflowError):
+        return nan
+
+
+def _shown(given: Any) -> str:
+    """An argument in an error. Python writes out no whole number of thousands of digits."""
+    try:
+        text = repr(given)
+    except ValueError:
+        return f"a whole number of {given.bit_length()} bits"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

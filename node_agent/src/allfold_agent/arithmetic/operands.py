@@ -11,7 +11,7 @@ from allfold_agent.arithmetic.arrays import Array, overlap
 from allfold_agent.arithmetic.codecs import Codec, codec_of
 from allfold_agent.arithmetic.error_feedback import ResidualAttempt
 from allfold_agent.arithmetic.kernels import Arithmetic
-from allfold_agent.arithmetic.weights import Weights
+from allfold_agent.arithmetic.weights import CODE_WEIGHT, Weights
 from allfold_core.dtypes import Wire
 from allfold_core.schedules.parts import End, NodeParts, Part
 
@@ -29,6 +29,7 @@ class Operands:
         codec: of a lossy wire.
         residual: with error feedback, of the op's series.
         weights: of a weighted mean.
+        weighs: every code says which weight is in it, as what rounding costs is kept by weight.
     """
 
     layout: NodeParts
@@ -38,6 +39,7 @@ class Operands:
     wire: Wire = Wire.NATIVE
     residual: ResidualAttempt | None = field(default=None, repr=False)
     weights: Weights | None = field(default=None, repr=False)
+    weighs: bool = False
     _codec: Codec | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -52,6 +54,10 @@ class Operands:
         """The size on the wire of a chunk of ``numel`` elements from ``start`` on."""
         if self.codec(start) is None:
             return numel * self.arithmetic.kept_itemsize
+        return self.code_bytes(numel) + (CODE_WEIGHT.size if self.weighs else 0)
+
+    def code_bytes(self, numel: int) -> int:
+        """The size of the code of so many elements, without the weight behind it."""
         return self.wire.nbytes(numel, self.arithmetic.kept_itemsize)
 
     def inputs_of(self, part: Part, start: int, stop: int) -> list[Array]:
@@ -118,7 +124,7 @@ class Operands:
 
     def without_inputs(self) -> Operands:
         """Return operands of the same layout and arithmetic that refer to no rank's memory."""
-        return Operands(self.layout, self.arithmetic, {}, {}, self.wire)
+        return Operands(self.layout, self.arithmetic, {}, {}, self.wire, weighs=self.weighs)
 
 
 def _ranges(

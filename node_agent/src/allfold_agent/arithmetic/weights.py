@@ -6,12 +6,16 @@ order, that of the ranks, and the second one is kept in float64, so every rank g
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from allfold_agent.arithmetic.arrays import Array
 from allfold_core.schedules.parts import WEIGHT_ELEMENTS, End
+
+CODE_WEIGHT = struct.Struct("<d")
+"""The weight in a code, behind it."""
 
 
 class Weights:
@@ -26,12 +30,14 @@ class Weights:
     Attributes:
         of_ranks: those of all ranks, once they are known.
         total: their sum.
+        of_node: the sum of those of this node's ranks.
     """
 
     def __init__(self, own: Mapping[int, float], world_size: int) -> None:
         self._own = own
         self.of_ranks: tuple[float, ...] = ()
         self.total = 0.0
+        self.of_node = sum(own.values())
         self._world_size = world_size
         if len(own) == world_size:
             self._take_in([own[rank] for rank in range(world_size)])

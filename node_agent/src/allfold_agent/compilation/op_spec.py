@@ -9,13 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from math import inf
 
 import xxhash
 
 from allfold_core.dtypes import Wire
 from allfold_core.errors import InvalidArgument
-from allfold_core.operations import Fingerprint, Kind, ReduceOp
+from allfold_core.operations import (
+    GREATEST_WEIGHT,
+    LEAST_WEIGHT,
+    Fingerprint,
+    Kind,
+    ReduceOp,
+    is_weight,
+)
 from allfold_core.plan import Plan
 from allfold_core.pricing.choose import choose
 from allfold_core.pricing.lane import lane_rules, lane_strategy
@@ -152,9 +158,10 @@ class OpSpecs:
 def _check_weighted(fingerprint: Fingerprint) -> None:
     if fingerprint.kind is not Kind.ALL_REDUCE:
         raise InvalidArgument(f"{fingerprint.kind.label} with weights: only all ranks can get it")
-    if not 0 <= fingerprint.factor < inf:
+    if not is_weight(fingerprint.factor):
         raise InvalidArgument(
-            f"a weight is a finite number of at least 0, got {fingerprint.factor}"
+            f"a weight is 0 or from {LEAST_WEIGHT:g} to {GREATEST_WEIGHT:g}, "
+            f"got {fingerprint.factor}"
         )
 
 

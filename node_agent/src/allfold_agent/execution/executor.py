@@ -15,6 +15,7 @@ import numpy as np
 from allfold_agent.arithmetic.arrays import Array
 from allfold_agent.arithmetic.operands import Operands
 from allfold_agent.compilation.task_graph import INPUTS, SENDING, Task, TaskGraph, TaskKind
+from allfold_agent.execution.carried_weights import CarriedWeights
 from allfold_agent.execution.transfers import Received, ReceivingOp, SendingOp
 from allfold_agent.runtime.buffers import BufferPool
 from allfold_core.errors import GpuFailed
@@ -71,6 +72,8 @@ class Executor(SendingOp, ReceivingOp):
         super().__init__(graph, operands, buffers, floor)
         self.early = early
         self._arithmetic = operands.arithmetic
+        weights = operands.weights if operands.weighs else None
+        self._carried = None if weights is None else CarriedWeights(weights.of_node)
         self._on_sendable = on_sendable
         self._on_receivable = on_receivable
         self._on_finished = on_finished
@@ -261,6 +264,9 @@ class Executor(SendingOp, ReceivingOp):
             if INPUTS in task.operands:
                 values[task.operands.index(INPUTS)] = self._own(task, operands, part)
             self._arithmetic.fold(part, values)
+            if self._carried is not None and operands.codec(task.start) is not None:
+                nbytes = self.nbytes(task)
+                self._carried.fold(task, [each.view[:nbytes] for each in scratch])
         finally:
             for buffer in scratch:
                 buffer.release()
@@ -278,7 +284,7 @@ class Executor(SendingOp, ReceivingOp):
         if codec is None:
             return self._arithmetic.kept(received.view, numel)
         values = np.empty(numel, self._arithmetic.kept_dtype)
-        codec.decode(received.view[: self.nbytes(task)], values)
+        codec.decode(received.view[: self._operands.code_bytes(numel)], values)
         return values
 
     def _encode(self, task: Task) -> None:
@@ -286,12 +292,15 @@ class Executor(SendingOp, ReceivingOp):
         assert codec is not None
         values = self.range(task.start, task.stop)
         buffer = self._buffers.take(self.nbytes(task))
-        code = buffer.view[: self.nbytes(task)]
+        code = buffer.view[: self._operands.code_bytes(len(values))]
         residual = self._operands.residual
+        weight = 1.0
+        if self._carried is not None:
+            weight = self._carried.encode(task, buffer.view[: self.nbytes(task)])
         if residual is None:
             codec.encode(values, code)
         else:
-            residual.encode(self._operands.layout.place(task.start), values, code, codec)
+            residual.encode(self._operands.layout.place(task.start), values, code, codec, weight)
         self._keep_code(task, buffer)
 
     def fail(self, then: Callable[[], None]) -> None:

@@ -123,12 +123,19 @@ class Runner:
                 inputs[rank] = outputs[rank] = elements(source)
                 if target is not source:
                     outputs[rank] = elements(target)
-        residual = self._residual(op, spec, compiled)
         weights = self._weights(op) if spec.is_weighted else None
+        residual = self._residual(op, spec, compiled, 1.0 if weights is None else weights.of_node)
         if weights is not None and compiled.layout.weights:
             inputs[OWN] = weights.elements(compiled.arithmetic.kept_dtype)
         op.operands = operands = Operands(
-            compiled.layout, compiled.arithmetic, inputs, outputs, spec.wire, residual, weights
+            compiled.layout,
+            compiled.arithmetic,
+            inputs,
+            outputs,
+            spec.wire,
+            residual,
+            weights,
+            weighs=weights is not None and residual is not None,
         )
         return compiled, operands
 
@@ -148,7 +155,9 @@ class Runner:
             until=op.deadline,
         )
 
-    def _residual(self, op: Op, spec: OpSpec, compiled: Compiled) -> ResidualAttempt | None:
+    def _residual(
+        self, op: Op, spec: OpSpec, compiled: Compiled, weight: float
+    ) -> ResidualAttempt | None:
         series = spec.fingerprint.feedback
         if not series:
             return None
@@ -156,17 +165,18 @@ class Runner:
         blocks = layout.parts if spec.fingerprint.kind.has_blocks else ()
         # Without the weights, of which there are others when ranks have come or gone.
         numel = layout.weights.start if layout.weights else layout.held
-        return self._residuals.of(series, numel, dtype, blocks).attempt(op.seq)
+        return self._residuals.of(series, numel, dtype, blocks).attempt(op.seq, weight)
 
     def keeping(self, late: Arrival) -> Callable[[], None] | None:
         """Return what keeps the input of a rank for the next round of its series.
 
         The round that it was for has not waited for it. With error feedback, it is owed to the next
-        one then, as what rounding has cost; without, nothing is kept.
+        one then, as what rounding has cost; without, nothing is kept. It comes back by the weight
+        that the node has then, of which each of its ranks has an equal share: which weights the
+        others had in the round that is over is not known any more.
         """
         fingerprint, source = late.spec.fingerprint, late.source
-        weight = fingerprint.factor
-        if not (fingerprint.feedback and weight and len(self.plan.members) > 1):
+        if not (fingerprint.feedback and fingerprint.factor and len(self.plan.members) > 1):
             return None
         assert isinstance(source, memoryview)
         arithmetic = Arithmetic(fingerprint, self.plan.world_size)
@@ -175,7 +185,7 @@ class Runner:
 
         def keep() -> None:
             owed = np.empty(len(elements), dtype)
-            arithmetic.fold_inputs(owed, [elements], [weight])
+            arithmetic.fold_inputs(owed, [elements], [1 / len(self.ranks)])
             residual.add(owed)
 
         return keep

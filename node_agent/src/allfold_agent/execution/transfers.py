@@ -247,7 +247,8 @@ class ReceivingOp(OpTasks):
                 return False
             self.buffer.hold()
         try:
-            codec.decode(received.view[: self.nbytes(task)], self.range(task.start, task.stop))
+            code = received.view[: self._operands.code_bytes(task.stop - task.start)]
+            codec.decode(code, self.range(task.start, task.stop))
         finally:
             self.buffer.release()
         self._keep_code(task, received.hold())

@@ -255,7 +255,8 @@ class CallIntake:
         self.submitted[session] = seq
         self._note_read(session, seq)
         behind = partial(group.stand_ins.behind, session)
-        keep = group.current.runner.keeping(arrival) if group.current.has(session) else None
+        fits = arrival.spec.common == place.spec.common and group.current.has(session)
+        keep = group.current.runner.keeping(arrival) if fits else None
         group.events.add_due(partial(place.take, arrival, behind, keep))
 
     def _note_read(self, session: str, seq: int) -> None:
