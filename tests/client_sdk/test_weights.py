@@ -56,7 +56,7 @@ def test_anything_else_is_refused(weight: Any, shown: str) -> None:
 
 def test_a_wire_without_room_for_weights_is_refused_and_not_used_where_it_is_the_groups() -> None:
     call = call_of(1.0)
-    with pytest.raises(InvalidArgument, match="'float16' is not for weighted means.*bfloat16"):
+    with pytest.raises(InvalidArgument, match=r"'float16' is not for weighted means.*bfloat16"):
         agreed(call, AUTO, "float16", None, "native")
     assert Fingerprint.unpack(agreed(call, AUTO, None, None, "float16")).wire is Wire.NATIVE
     assert Fingerprint.unpack(agreed(call, AUTO, None, None, "bfloat16")).wire is Wire.BFLOAT16
