@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import time
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -95,6 +97,17 @@ def train(group: allfold.Group, steps: int, dies: list[int] | None = None) -> di
     return training.outcome() | {"before": before}
 
 
+def _pull_later(seconds: float) -> Any:
+    """Have a newcomer's pull take as long as if the others were far away, in this context."""
+    pull = allfold.State.pull
+
+    def later(*args: Any, **options: Any) -> None:
+        time.sleep(seconds)
+        pull(*args, **options)
+
+    return patch.object(allfold.State, "pull", later)
+
+
 TRAININGS: dict[str, Training] = {}  # by group, of this rank
 
 
@@ -112,17 +125,28 @@ def train_until(group: allfold.Group, steps: int, **options: Any) -> dict[str, A
     return new | {"began": began, "done": done, "rounds": training.rounds[told:]}
 
 
-def train_elastic(name: str, agent: str, steps: int, awaits: int, **options: Any) -> dict[str, Any]:
+def train_elastic(
+    name: str,
+    agent: str,
+    steps: int,
+    awaits: int,
+    outer: dict[str, Any] | None = None,
+    far: float = 0.0,
+    **options: Any,
+) -> dict[str, Any]:
     """Train until the group has so many ranks, and then some steps more.
 
     Args:
         steps: from there on.
         awaits: the number of ranks.
+        outer: options of the DiLoCo.
+        far: seconds until this rank begins to pull the state, where it joins.
     """
-    training = Training(seed=os.getpid())
+    training = Training(seed=os.getpid(), **outer or {})
     diloco = training.diloco
     state = allfold.State(diloco=diloco)
-    group = allfold.init(group=name, agent=agent, max_world=4, state=state, **options)
+    with _pull_later(far):
+        group = allfold.init(group=name, agent=agent, max_world=4, state=state, **options)
     rank_worker.GROUPS[name] = group
     began, complete = diloco.steps, -1
     while complete < 0 or diloco.steps < complete + steps:

@@ -84,6 +84,33 @@ def test_a_rank_that_joins_goes_on_with_the_parameters_and_the_schedule_of_the_o
     assert {tuple(ranks) for _, ranks, _ in its} == {(0, 1, 2)}
 
 
+def test_a_rank_that_joins_is_waited_for_in_its_first_round_though_a_quorum_is_there(
+    pool: RankPool, services: Services
+) -> None:
+    """It pulls the state of the others meanwhile, and takes much longer than a round waits."""
+    outer = {"every": 1, "fragments": 1, "delay": 0, "quorum": 1, "within": 0.02}
+    # Whoever comes first begins alone.
+    alone: dict[str, Any] = {"world_size": 1, "on_loss": "shrink", "timeout": 10.0}
+    with pool.unregistered((0, 1)) as job:
+        calls = [
+            job.ranks[rank].start(
+                programs.train_elastic,
+                name=job.name,
+                agent=services.socket_of(job.nodes[rank]),
+                steps=3,
+                awaits=2,
+                outer=outer,
+                far=1.0,
+                **alone,
+            )
+            for rank in range(2)
+        ]
+        first, newcomer = sorted(results(calls), key=lambda each: int(each["began"]))
+    assert newcomer["began"] == first["complete"] > 0
+    assert newcomer["rounds"][0] in first["rounds"], "the same step, ranks and bits"
+    assert newcomer["rounds"][0][1] == [0, 1]
+
+
 def test_a_rank_that_others_do_not_wait_for_has_their_parameters_as_soon_as_it_comes(
     pool: RankPool,
 ) -> None:

@@ -294,6 +294,10 @@ def wait_for_all(self: Any, seq: int, outcome: Outcome | None) -> Outcome | None
     return outcome
 
 
+def no_beginners(self: Any, seq: int) -> frozenset[str]:
+    return frozenset()
+
+
 def count_the_lost(self: Any, seq: int, outcome: Outcome | None) -> Outcome | None:
     """Who has called counts, though it is lost and its input with it."""
     if not isinstance(outcome, Run) or seq not in self.evidence.quorums:
@@ -407,6 +411,9 @@ CASES = {
     ),
     "the lost count": of_decision(
         "quorum, rank dies before anybody starts", Round, "_without_the_late", count_the_lost
+    ),
+    "newcomers are not waited for": of_decision(
+        "quorum, a rank joins at a commit, rank dies", Epoch, "beginners", no_beginners
     ),
     "calls in place do not count": of_agent("quorum, a silent rank", ForgetsCallsInPlace),
     "ranks that have called are called in place of": of_agent(

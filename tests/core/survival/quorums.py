@@ -94,6 +94,8 @@ def note_call_in_place(w: World, n: int, made: CallInPlace) -> None:
         raise Violation(f"I12: node {n} calls op {made.seq} in place of rank {rank} elsewhere")
     if (rank, made.seq) in w.called:
         raise Violation(f"I12: node {n} calls op {made.seq} in place of rank {rank}, which has")
+    if rank in w.s.joiners and 0 < w.first_op(rank) == made.seq:
+        raise Violation(f"I13: op {made.seq} does not wait for rank {rank}, whose first one it is")
     if not any(k == made.seq for _, k in w.quorums.in_place):
         called = callers(w, n, made.seq)
         if not is_reached(w, len(called)):

@@ -342,6 +342,18 @@ QUORUMS = [
         again=1,
         crashes=1,
     ),
+    Scenario(
+        "quorum, a rank joins at a commit, rank dies",
+        nodes=1,
+        rank_node=(0, 0),
+        joiners=(1,),
+        mortal=(1,),
+        late=((0, 0),),
+        max_world=2,
+        commits=(1,),
+        quorum=1,
+        rank_deaths=1,
+    ),
 ]
 SCENARIOS += QUORUMS
 # The faults of the deep searches.

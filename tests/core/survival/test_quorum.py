@@ -10,7 +10,7 @@ from allfold_core.operations import Kind, Quorum
 from allfold_core.survival.decision import decide
 from allfold_core.survival.instructions import CallInPlace, Cancel, Installed, SendDoubt, Start
 from allfold_core.survival.leader_machine import Freeze, LeaderMachine
-from allfold_core.survival.records import Epoch, Term
+from allfold_core.survival.records import Epoch, Seat, Stamp, Term
 from allfold_core.survival.reports import (
     Call,
     Doubt,
@@ -82,6 +82,43 @@ def test_of_an_op_that_is_run_again_only_those_who_are_left_can_be_late() -> Non
     outcome = outcome_of(install)
     assert outcome.stamp == install.epoch.stamp
     assert outcome.absent == {others[-1]}
+
+
+# Newcomers
+
+
+JOINED = Epoch(Stamp(0, 1, 0), 1, (*EPOCH.seats, Seat("new", "b", 3, 5)), seated=4)
+
+
+def decision_on(seq: int, called: set[str], *, dead: tuple[str, ...] = ()) -> Install:
+    """Decide on an op that need not wait, which these ranks have called in the joined epoch."""
+    reports = {}
+    for node in TERM.voters:
+        calls = dict.fromkeys(sorted(called & JOINED.sessions_on(node)), wanted(1))
+        ops = {seq: OpReport(OpState.OPEN, None, calls)} if calls else {}
+        gone = dict.fromkeys(JOINED.sessions_on(node).intersection(dead), "died")
+        reports[node] = Report(node, TERM, 2, JOINED, (), gone, seq - 1, {}, ops)
+    policy = policy_with(on_loss="shrink", max_world=4)
+    return decide(policy, TERM, 2, reports, {}, lambda *_: None, None, frozenset({seq}))
+
+
+def test_the_first_op_of_a_newcomer_waits_for_it_whoever_has_called() -> None:
+    """Until then it may pull the state of the others, who go on and change it after the op."""
+    assert decision_on(5, {"r0"}).outcomes[5] == Run(JOINED.stamp)
+    assert decision_on(5, {"r0", "r1", "r2"}).outcomes[5] == Run(JOINED.stamp)
+
+
+def test_a_newcomer_that_has_called_is_not_waited_for_any_more_nor_are_the_others() -> None:
+    assert decision_on(5, {"new"}).outcomes[5] == Run(JOINED.stamp, EPOCH.sessions, wanted(1))
+    late = frozenset({"r1", "r2", "new"})
+    assert decision_on(6, {"r0"}).outcomes[6] == Run(JOINED.stamp, late, wanted(1))
+
+
+def test_a_newcomer_that_dies_before_its_first_op_holds_up_nobody() -> None:
+    install = decision_on(5, {"r0"}, dead=("new",))
+    assert install.epoch.sessions == EPOCH.sessions
+    late = frozenset({"r1", "r2"})
+    assert install.outcomes[5] == Run(install.epoch.stamp, late, wanted(1))
 
 
 @pytest.mark.parametrize("state", [OpState.HELD, OpState.HANDED])

@@ -71,3 +71,10 @@ def test_an_epoch_knows_its_nodes_and_their_ranks() -> None:
     assert EPOCH.sessions == {"s0", "s1", "s2", "s3"}
     assert EPOCH.sessions_on("a") == {"s0", "s2"}
     assert EPOCH.sessions_on("d") == set()
+
+
+def test_only_a_rank_that_came_after_an_op_begins_later() -> None:
+    seats = (*EPOCH.seats, Seat("s4", "a", 4, 3), Seat("s5", "b", 5, 3), Seat("s6", "c", 6, 4))
+    epoch = Epoch(Stamp(0, 1, 0), 1, seats, seated=7)
+    found = [sorted(epoch.beginners(seq)) for seq in (0, 2, 3, 4)]
+    assert found == [[], [], ["s4", "s5"], ["s6"]]

@@ -12,8 +12,8 @@ apply to an op:
 6. The remaining ranks can do it: they run it again, from their unchanged inputs.
 7. In any other case: an error that says which ranks were lost.
 
-An op that goes on or is run again, and that a quorum has called, does not wait for the others. That
-changes no rule: their nodes call it in their place.
+An op that goes on or is run again, and that a quorum has called, does not wait for the others, but
+for newcomers whose first op it is. That changes no rule: their nodes call it in their place.
 """
 
 from __future__ import annotations
@@ -190,16 +190,22 @@ class _Round:
     def _without_the_late(self, seq: int, outcome: Outcome | None) -> Outcome | None:
         """Return the outcome of an op that a quorum has called, so that it waits for no other rank.
 
+        It does wait for newcomers whose first op it is: until they call it they may pull the state
+        of the others, who change it as soon as the op is done. If one dies, the round of its death
+        has it not among the ranks any more.
+
         A call in place of a rank counts as the rank's.
         """
         if not isinstance(outcome, Run) or seq not in self.evidence.quorums:
             return outcome
-        sessions = {**self.evidence.known, **self.known}[outcome.stamp].sessions
+        epoch = {**self.evidence.known, **self.known}[outcome.stamp]
         calls = {s: call for r in self.evidence.of(seq).values() for s, call in r.calls.items()}
-        called = sorted(calls.keys() & sessions)
+        called = sorted(calls.keys() & epoch.sessions)
         if not called or len(called) < calls[called[0]].fingerprint.quorum.ranks:
             return outcome
-        return replace(outcome, absent=sessions.difference(called), call=calls[called[0]])
+        if not epoch.beginners(seq) <= calls.keys():
+            return outcome
+        return replace(outcome, absent=epoch.sessions.difference(called), call=calls[called[0]])
 
     def outcome(self, seq: int) -> Outcome | None:
         """Return the outcome of an op that some node reports; ``None`` where it has to wait."""

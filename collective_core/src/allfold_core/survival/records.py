@@ -212,6 +212,13 @@ class Epoch:
         """Return the first op of a session of this epoch."""
         return self._since[session]
 
+    def beginners(self, seq: int) -> frozenset[str]:
+        """Return the sessions that joined the running group, and whose first op this is.
+
+        Those of the opening begin with op 0, as do those that joined before any op: these are none.
+        """
+        return frozenset(seat.session for seat in self.seats if 0 < seat.since == seq)
+
     @cached_property
     def first_op_of_all(self) -> int:
         """The first op in which all of its ranks have a part; earlier ones began before it."""
