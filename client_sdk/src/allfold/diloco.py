@@ -22,7 +22,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import Any, cast
 from weakref import WeakKeyDictionary, ref
 
@@ -30,9 +31,8 @@ import torch
 from torch import Tensor, nn
 
 from allfold._calls.reductions import LARGEST_QUORUM, checked_quorum, checked_weight, finite
-from allfold._fragments import Flight, Fragment, parts
 from allfold._group import Group
-from allfold._handles.round import RoundResult
+from allfold._handles.round import Round, RoundResult
 from allfold._registry import registry
 from allfold_core.dtypes import DType, Wire
 from allfold_core.errors import AllfoldError, ArenaExhausted, InvalidArgument, ServiceError
@@ -125,8 +125,8 @@ class DiLoCo:
         self._results: list[RoundResult] = []
         self._left_behind: ServiceError | None = None
         self._fragments = [
-            Fragment(part, f"{name}.{number}", number * every // fragments)
-            for number, part in enumerate(parts(trained, fragments))
+            _Fragment(part, f"{name}.{number}", number * every // fragments)
+            for number, part in enumerate(_parts(trained, fragments))
         ]
 
     @property
@@ -214,7 +214,7 @@ class DiLoCo:
                     failures += _failure_of(self._begin, fragment, weight)
         return failures + self._finish(due)
 
-    def _begin(self, fragment: Fragment, weight: float) -> None:
+    def _begin(self, fragment: _Fragment, weight: float) -> None:
         if self._left_behind is not None:
             raise self._left_behind
         group = self._group or registry.default()
@@ -227,7 +227,7 @@ class DiLoCo:
         self._called += 1  # also if it cannot be called: then it counts as one that has failed
         round_ = group.start_round(delta, weight=weight, feedback=series, **self._options)
         due, brings = self.steps + self._delay, self.weight > 0  # which may change until then
-        fragment.flight = Flight(round_, delta, began, due, self._called, brings)
+        fragment.flight = _Flight(round_, delta, began, due, self._called, brings)
 
     def _check_is_the_only_one(self, group: Group) -> None:
         """Refuse a second one: what a late rank lacks is a number of rounds, whosever they are."""
@@ -254,7 +254,7 @@ class DiLoCo:
         results, self._results = self._results, []
         return results
 
-    def _apply(self, fragment: Fragment, flight: Flight) -> None:
+    def _apply(self, fragment: _Fragment, flight: _Flight) -> None:
         try:
             result = flight.round.wait()
         except ServiceError as error:
@@ -269,6 +269,76 @@ class DiLoCo:
         self._done = max(self._done, flight.number + result.behind)
         keeps = flight.brings and not (result.took_part or result.kept)
         fragment.apply(flight, self._outer_lr, self._momentum, keeps=keeps)
+
+
+@dataclass(frozen=True)
+class _Flight:
+    """A round in flight: of ``delta``, in place; ``began`` are the parameters of its begin."""
+
+    round: Round
+    delta: Tensor
+    began: Tensor
+    due: int  # step
+    number: int  # of rounds that this rank had called with it
+    brings: bool  # what this rank has done counts
+
+
+class _Fragment:
+    """Some parameters, and what all ranks have agreed on about them: θ and m, flat, in float32.
+
+    Its rounds are at an ``offset``, and their rounding errors are a ``series``.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], series: str, offset: int) -> None:
+        self._parameters = parameters
+        self.series, self.offset = series, offset
+        self._dtypes = {each.dtype for each in parameters}
+        self.synchronized = self.local()
+        self.momentum = torch.zeros_like(self.synchronized)
+        self.flight: _Flight | None = None  # the round that is not applied yet
+
+    def local(self) -> Tensor:
+        """Return a copy of this rank's own parameters, flat, as float32."""
+        return torch.cat([each.detach().float().reshape(-1) for each in self._parameters])
+
+    def given(self) -> Tensor:
+        """Return θ as the parameters have it, where they are of a type that rounds it.
+
+        What that costs is no training: it must not be in what this rank has done since.
+        """
+        if self._dtypes <= {torch.float32, torch.float64}:
+            return self.synchronized
+        sizes = [each.numel() for each in self._parameters]
+        parts = zip(self._parameters, torch.split(self.synchronized, sizes), strict=True)
+        return torch.cat([part.to(parameter.dtype).float() for parameter, part in parts])
+
+    @torch.no_grad()
+    def assign(self, flat: Tensor) -> None:
+        """Overwrite the parameters."""
+        sizes = [each.numel() for each in self._parameters]
+        for parameter, part in zip(self._parameters, torch.split(flat, sizes), strict=True):
+            parameter.copy_(part.view_as(parameter))
+
+    def apply(self, flight: _Flight, outer_lr: float, momentum: float, *, keeps: bool) -> None:
+        """Do the outer step; where the round lacks what this rank has done, x ``keeps`` it.
+
+        Each operation rounds by itself: fused ones give other bits on other processors.
+        """
+        gradient = flight.delta
+        before = self.synchronized.clone() if keeps else flight.began
+        self.momentum.mul_(momentum).add_(gradient)
+        self.synchronized.sub_(self.momentum.mul(momentum).add_(gradient).mul_(outer_lr))
+        self.assign(self.local().sub_(before).add_(self.synchronized))
+
+
+def _parts(parameters: Sequence[Tensor], count: int) -> list[Sequence[Tensor]]:
+    """Cut into so many runs of whole tensors, of about equal size."""
+    until = [0, *accumulate(each.numel() for each in parameters)]
+    cuts = [0]
+    for part in range(1, count):
+        may_end = range(cuts[-1] + 1, len(parameters) - count + part + 1)
+        cuts.append(min(may_end, key=lambda end: abs(until[end] * count - until[-1] * part)))
+    return [parameters[begin:end] for begin, end in pairwise([*cuts, len(parameters)])]
 
 
 def _failure_of(action: Callable[..., None], *given: Any) -> list[AllfoldError]:
