@@ -8,9 +8,10 @@ import pytest
 
 from tests.conformance import diloco_programs as programs
 from tests.conformance.conftest import OP_SECONDS, SHAPES
-from tests.support.processes.ranks import RankPool, results
+from tests.support.processes.ranks import Call, Job, RankPool, results
 from tests.support.processes.services import Services
 from tests.support.tiers import long
+from tests.support.waiting import wait_until
 
 EVERY, DELAY = programs.OPTIONS["every"], programs.OPTIONS["delay"]
 STEPS = 10 * EVERY
@@ -58,24 +59,30 @@ def test_a_rank_that_dies_in_a_round_leaves_the_others_with_the_same_bits(
         assert [step for step, *_ in told[0]["rounds"]] == [s for s in APPLIED if s not in failed]
 
 
+def is_open(services: Services, job: Job) -> bool:
+    groups = services.status(job.nodes[0])["groups"]
+    return any(group["name"] == job.name for group in groups)
+
+
 def test_a_rank_that_joins_goes_on_with_the_parameters_and_the_schedule_of_the_others(
     pool: RankPool, services: Services
 ) -> None:
-    first: dict[str, Any] = {"world_size": 2}
+    def start(job: Job, rank: int, **options: Any) -> Call:
+        return job.ranks[rank].start(
+            programs.train_elastic,
+            name=job.name,
+            agent=services.socket_of(job.nodes[rank]),
+            steps=STEPS,
+            awaits=3,
+            on_loss="shrink",
+            **options,
+        )
+
     with pool.unregistered((0, 1, 2)) as job:
-        calls = [
-            job.ranks[rank].start(
-                programs.train_elastic,
-                name=job.name,
-                agent=services.socket_of(job.nodes[rank]),
-                steps=STEPS,
-                awaits=3,
-                on_loss="shrink",
-                **(first if rank < 2 else {}),
-            )
-            for rank in range(3)
-        ]
-        told = results(calls)
+        calls = [start(job, rank, world_size=2) for rank in (0, 1)]
+        # Before, who gives no size would open a group of its own.
+        wait_until(lambda: is_open(services, job), "the group is open")
+        told = results([*calls, start(job, 2)])
     assert told[2]["began"] == told[0]["complete"] > 0
     assert {each["end"] for each in told} == {told[0]["end"]}
     # What it has seen is the end of what the others have.
