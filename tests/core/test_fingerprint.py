@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from math import inf
+from math import inf, nan
 from typing import Any
 
 import pytest
@@ -13,11 +13,14 @@ from hypothesis import strategies as st
 from allfold_core.dtypes import Alias, DType, Wire
 from allfold_core.operations import (
     ALL_RANKS,
+    GREATEST_WEIGHT,
+    LEAST_WEIGHT,
     MAX_STRATEGY_LABEL,
     Fingerprint,
     Kind,
     Quorum,
     ReduceOp,
+    is_weight,
 )
 from allfold_core.schedules.registry import parse_strategy, strategies_for
 from tests.core.cases import aliases
@@ -265,3 +268,18 @@ def test_a_sparse_format_is_for_sums_with_feedback(
     call = replace(BASE, kind=kind, reduce_op=op, wire=Wire.TOPK, feedback=feedback)
     assert bool(call.wire_refusal()) == is_refused
     assert replace(call, wire=Wire.INT8).wire_refusal() is None
+
+
+def test_a_weighted_mean_does_not_travel_in_a_format_without_room_for_weights() -> None:
+    call = replace(BASE, kind=Kind.ALL_REDUCE, reduce_op=ReduceOp.WEIGHTED_MEAN)
+    refusal = replace(call, wire=Wire.FLOAT16).wire_refusal()
+    assert refusal is not None
+    assert "it ends at 65504; take wire='bfloat16'" in refusal
+    assert replace(call, wire=Wire.BFLOAT16).wire_refusal() is None
+    assert replace(call, reduce_op=ReduceOp.SUM, wire=Wire.FLOAT16).wire_refusal() is None
+
+
+@pytest.mark.parametrize("number", [0.0, LEAST_WEIGHT, 1.0, GREATEST_WEIGHT])
+def test_a_weight_is_0_or_within_limits(number: float) -> None:
+    assert is_weight(number)
+    assert not is_weight(-number or nan)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from allfold_core.errors import ServiceError
-from allfold_service.addresses import bind, bound
+from allfold_service.addresses import bind, bound, default_socket
 from tests.support.nodelay import sends_at_once
 
 BOTH = [
@@ -56,3 +56,16 @@ def test_what_was_inherited_and_cannot_listen_is_an_error_that_names_the_setting
 def test_a_name_that_leads_nowhere_is_an_error_that_names_the_setting() -> None:
     with pytest.raises(ServiceError, match="Choose another address with --listen or VARIABLE"):
         bind("no-such-host.invalid:0", "--listen or VARIABLE")
+
+
+@pytest.mark.parametrize("runtime", ["there", "gone"])
+def test_a_users_socket_is_in_a_folder_that_this_user_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: str
+) -> None:
+    (tmp_path / "there").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", "/tmp")
+    found = default_socket({"XDG_RUNTIME_DIR": f"{tmp_path}/{runtime}"})
+    own = f"/tmp/allfold-{os.getuid()}"
+    folder = f"{tmp_path}/there/allfold" if runtime == "there" else own
+    assert found == f"{folder}/agent.sock"
+    assert default_socket({}) == f"{own}/agent.sock"

@@ -8,7 +8,6 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,7 +15,7 @@ from time import monotonic, sleep
 
 from allfold_cluster.environment import SOCKET_PATH_LIMIT
 from allfold_core.errors import AgentUnreachable
-from allfold_core.protocol.rank_messages import default_socket
+from allfold_service.addresses import default_socket
 
 LOCK = "lock"
 _CLAIM_TRIES = 100
@@ -30,8 +29,7 @@ _RANDOM_CHARACTERS = 8
 
 def jobs_folder(environment: Mapping[str, str] = os.environ) -> Path:
     """Return the folder of this user's jobs, beside the default socket of an agent."""
-    beside = default_socket(environment, os.getuid(), tempfile.gettempdir())
-    return Path(beside).parent / "jobs"
+    return Path(default_socket(environment)).parent / "jobs"
 
 
 def files_of_jobs(pattern: str) -> list[Path]:

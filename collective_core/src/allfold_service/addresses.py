@@ -1,10 +1,13 @@
-"""Addresses: URLs of services, ``host:port``, and how other machines reach a listener."""
+"""Addresses: URLs of services, ``host:port``, the agent's socket, how others reach a listener."""
 
 from __future__ import annotations
 
 import errno
+import os
 import re
 import socket
+import tempfile
+from collections.abc import Mapping
 from ipaddress import IPv6Address
 from urllib.parse import urlsplit
 
@@ -203,3 +206,15 @@ def bound(listener: socket.socket) -> tuple[str, int]:
     """Return host and port to which a listener is bound."""
     host, port = listener.getsockname()[:2]
     return host, port
+
+
+def default_socket(environment: Mapping[str, str] = os.environ) -> str:
+    """Return the default path of the socket of an agent and its ranks, in a folder of this user's.
+
+    ``XDG_RUNTIME_DIR`` may have come along from another machine or another user, as with ``srun``
+    and ``su``: it counts where this user can use it.
+    """
+    runtime = environment.get("XDG_RUNTIME_DIR")
+    if runtime and os.access(runtime, os.W_OK | os.X_OK):
+        return f"{runtime}/allfold/agent.sock"
+    return f"{tempfile.gettempdir()}/allfold-{os.getuid()}/agent.sock"

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from functools import partial
 from socket import gethostname
 from typing import Literal
 
 from pydantic import ValidationInfo, field_validator
 
-from allfold_core.protocol.rank_messages import default_socket
 from allfold_core.protocol.traffic import NO_LIMIT, parse_rate
 from allfold_service import addresses
-from allfold_service.addresses import service_url, split
+from allfold_service.addresses import default_socket, service_url, split
 from allfold_service.settings import ServiceSettings, checked, variable
 
 # As the orchestrator's API has them. A name becomes a part of URLs, where "." and ".." have a
@@ -22,10 +20,6 @@ from allfold_service.settings import ServiceSettings, checked, variable
 _NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,128}")
 _DEVICE_TYPE = re.compile(r"[A-Za-z0-9._-]{0,32}")
 _LONGEST_ZONE = 128
-
-
-def _default_socket() -> str:
-    return default_socket(os.environ, os.getuid(), tempfile.gettempdir())
 
 
 class AgentSettings(ServiceSettings):
@@ -48,7 +42,7 @@ class AgentSettings(ServiceSettings):
         "path of the Unix socket on which ranks connect (default: agent.sock in "
         "$XDG_RUNTIME_DIR/allfold if this user can use that folder, else in allfold-<uid> of the "
         "temporary folder)",
-        default_factory=_default_socket,
+        default_factory=default_socket,
     )
     control: str = variable(
         "ALLFOLD_AGENT_CONTROL_LISTEN",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 import zlib
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -33,7 +32,6 @@ from allfold_core.protocol.rank_messages import (
     P2PMessage,
     Region,
     check_timeout,
-    default_socket,
     pack_drain,
     pack_hold,
     pack_json,
@@ -220,14 +218,6 @@ def test_a_timeout_that_is_none_is_refused(seconds: float) -> None:
     with pytest.raises(InvalidArgument, match="more than 0 s and at most"):
         check_timeout(seconds)
     check_timeout(LONGEST_TIMEOUT)
-
-
-def test_agent_and_ranks_of_a_user_meet_in_a_folder_that_this_user_has(tmp_path: Path) -> None:
-    assert default_socket({}, 7, "/tmp") == "/tmp/allfold-7/agent.sock"
-    runtime = {"XDG_RUNTIME_DIR": str(tmp_path)}
-    assert default_socket(runtime, 7, "/tmp") == f"{tmp_path}/allfold/agent.sock"
-    gone = {"XDG_RUNTIME_DIR": f"{tmp_path}/gone"}
-    assert default_socket(gone, 7, "/tmp") == "/tmp/allfold-7/agent.sock"
 
 
 def test_json_messages_are_objects() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -12,7 +11,7 @@ from typing import NamedTuple, Self, Unpack
 
 from allfold_core.errors import InvalidArgument
 from allfold_core.group_options import Given, GroupOptions, checked
-from allfold_core.protocol.rank_messages import default_socket
+from allfold_service.addresses import default_socket
 
 VARIABLE = "ALLFOLD_GPU_PATH"
 
@@ -120,4 +119,4 @@ def group_name(given: str | None) -> str:
 def socket_path() -> str:
     """Return the path of the node agent's socket where the caller gives none."""
     given = os.environ.get("ALLFOLD_SOCKET")
-    return given or default_socket(os.environ, os.getuid(), tempfile.gettempdir())
+    return given or default_socket()

@@ -9,9 +9,7 @@ arena, whose segments (memfds, or memory of a GPU) are handed over with SCM_RIGH
 from __future__ import annotations
 
 import json
-import os
 import struct
-from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -54,23 +52,6 @@ class Message(IntEnum):
     LOOK = 27  # rank: JSON, an op that it has posted to the short lane's page is not done yet
     TAKEN = 28  # agent: JSON, it has taken over the ops of a group's short lane, as the page says
     ABANDON = 29  # rank: JSON, it cannot call an op, whose number counts as called
-
-
-def default_socket(environment: Mapping[str, str], uid: int, temporary: str) -> str:
-    """Return the default path of the socket of an agent and its ranks, in a folder of this user's.
-
-    ``XDG_RUNTIME_DIR`` may have come along from another machine or another user, as with ``srun``
-    and ``su``: it counts where this user can use it.
-
-    Args:
-        environment: the process's variables.
-        uid: the user's number.
-        temporary: the folder for temporary files.
-    """
-    runtime = environment.get("XDG_RUNTIME_DIR")
-    is_usable = runtime and os.access(runtime, os.W_OK | os.X_OK)
-    folder = f"{runtime}/allfold" if is_usable else f"{temporary}/allfold-{uid}"
-    return f"{folder}/agent.sock"
 
 
 SEGMENT = struct.Struct("<BxxxIQ")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -20,7 +18,7 @@ from allfold.cli._config.setting import (
 )
 from allfold_core.errors import InvalidArgument
 from allfold_core.group_options import OPTIONS, Option
-from allfold_core.protocol.rank_messages import default_socket
+from allfold_service.addresses import default_socket
 from allfold_service.tls import DEFAULT_NAME
 
 
@@ -66,7 +64,7 @@ def _of_group(option: Option) -> Known:
 
 def known() -> list[Known]:
     """Return all of them, those of ranks first."""
-    socket = default_socket(os.environ, os.getuid(), tempfile.gettempdir())
+    socket = default_socket()
     return [
         Known(
             "sdk", "ALLFOLD_SOCKET", "init(agent=)", socket,
