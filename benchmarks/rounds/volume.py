@@ -15,6 +15,7 @@ HEAD = (
 )
 _MODULE = "benchmarks.rounds.training_rank"
 _SECONDS = 240.0
+# Without what each frame of a round says of its weight, 8 bytes, as their number depends on chunks.
 # A weight takes the place of two elements, which are not rounded. With so many fewer in the tensor,
 # each node's part ends where a block of topk does: in a shorter one the bytes depend on its length.
 _WEIGHT_ELEMENTS, _WEIGHT_BYTES = 2, 8

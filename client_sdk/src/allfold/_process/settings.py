@@ -11,7 +11,6 @@ from typing import NamedTuple, Self, Unpack
 
 from allfold_core.errors import InvalidArgument
 from allfold_core.group_options import Given, GroupOptions, checked
-from allfold_service.addresses import default_socket
 
 VARIABLE = "ALLFOLD_GPU_PATH"
 
@@ -118,5 +117,8 @@ def group_name(given: str | None) -> str:
 
 def socket_path() -> str:
     """Return the path of the node agent's socket where the caller gives none."""
-    given = os.environ.get("ALLFOLD_SOCKET")
-    return given or default_socket()
+    if given := os.environ.get("ALLFOLD_SOCKET"):
+        return given
+    from allfold_service.addresses import default_socket
+
+    return default_socket()
