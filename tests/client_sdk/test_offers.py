@@ -166,6 +166,15 @@ def test_a_rank_with_an_agent_of_its_own_refuses_the_offer(
     assert started == []
 
 
+def test_a_rank_that_may_start_nothing_refuses_the_offer(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ALLFOLD_START", "never")
+    with pytest.raises(AgentUnreachable, match="on this rank ALLFOLD_START is never"):
+        _creation._take(offer_of("127.0.0.1").to_dict())
+    assert started == []
+
+
 def test_without_an_offer_a_rank_looks_for_its_agent_itself(started: Started) -> None:
     _creation._take(None)
     assert started == []

@@ -171,7 +171,7 @@ class Wire(Enum):
         return -(-self.travelling(numel) * self.bits // 8)
 
     def travelling(self, numel: int) -> int:
-        """How many of ``numel`` elements travel."""
+        """Return the number of elements that travel, of ``numel``; all but in a sparse format."""
         return -(-numel // self.one_of)
 
     def scales_nbytes(self, numel: int) -> int:

@@ -255,7 +255,7 @@ def _scales_of_int8(greatest: Array) -> tuple[Array, Array, Array]:
 
 
 def _inverse(scale: Array) -> Array:
-    """What to multiply by instead of dividing by a scale: 0 where it is 0 or NaN."""
+    """Return the reciprocals of scales; 0 where a scale is 0 or NaN."""
     # An infinite reciprocal would make NaN of what is too small to have a level.
     inverse = np.zeros_like(scale)
     np.reciprocal(scale, out=inverse, where=scale > 0)
